@@ -175,6 +175,27 @@ def check_inputs(scratch: Path) -> None:
             print(f"{kind} of {x.dtype}: logits differ by {largest:.1e} of the largest at most")
 
 
+def check_numbers(scratch: Path) -> None:
+    """The model of a network that learnt numbers has their units."""
+    x = np.random.default_rng(1).normal(size=(96, 4)).astype(np.float32)
+    y = np.stack([x[:, 0] * 100 - 7, x[:, 1] + x[:, 2]], axis=1)
+    np.savez(scratch / "numbers.npz", train_inputs=x, train_targets=y, test_inputs=x, test_targets=y)
+    data, folder = f"--dataset arrays --data-root {scratch}/numbers.npz", scratch / "numbers"
+    run(f"train {data} --host mlp:16 --envs 1 --steps 6 --batch 16 --controller none --run-dir {folder} --quiet")
+    weights = folder / "weights/env-0.safetensors"
+    run(f"export onnx {weights} --out {folder}/m.onnx --with-preprocessing")
+    run(f"eval --weights {weights} {data} --split train --logits {folder}/outputs.npy")
+    model = session(folder / "m.onnx")
+    about = json.loads(model.get_modelmeta().custom_metadata_map["outputs"])
+    mean, std = (np.array(about["scale"][key]) for key in ("mean", "std"))
+    assert about["task"] == "regress" and np.allclose(mean, y.mean(axis=0), rtol=1e-5), about
+    got = model.run(["outputs"], {"inputs": x})[0]
+    expected = np.load(folder / "outputs.npy") * std + mean
+    error = float(np.abs((got - expected) / std).max())
+    assert error < TOLERANCE, error
+    print(f"numbers: outputs differ by {error:.1e} standard deviations at most")
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     read = EventAccumulator(str(folder), size_guidance=EVERYTHING).Reload()
     tags = read.Tags()
@@ -239,7 +260,7 @@ def check_tensorboard(scratch: Path) -> None:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        for check in (check_onnx, check_inputs, check_tensorboard):
+        for check in (check_onnx, check_inputs, check_numbers, check_tensorboard):
             begun = time.monotonic()
             check(Path(name))
             print(f"{check.__name__}: ok, {time.monotonic() - begun:.1f} s")

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 /// Constants of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
-    /// Width of the band around ln(classes), the loss of guessing, as a share of ln(classes): .065.
+    /// Width of the band around the loss of guessing, as a share of that loss: .065.
     pub collapse_width: f64,
-    /// Share of ln(classes) that the mean loss must have fallen below before a collapse counts: .6.
+    /// Share of the loss of guessing that the mean loss must have fallen below before a collapse
+    /// counts: .6.
     pub learned_share: f64,
     /// Smallest loss of a spike: 12.
     pub spike_loss: f64,
@@ -82,9 +83,8 @@ const NEWEST: f64 = 0.2;
 ///
 /// A rollback resets them. It may remove modules, and the loss of the host without these modules is
 /// unknown: with the old statistics the env could seem to have collapsed again.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossMonitor {
-    classes: usize,
     mean: Option<f64>,
     variance: f64,
     learned: bool,
@@ -92,17 +92,17 @@ pub struct LossMonitor {
 }
 
 impl LossMonitor {
-    /// Statistics of an env with `classes` classes and no losses yet.
-    pub fn new(classes: usize) -> Self {
-        Self { classes, mean: None, variance: 0.0, learned: false, spikes: 0 }
-    }
-
-    /// Adds the loss of a step and returns the failure that it reveals.
-    pub fn check(&mut self, config: &GovernorConfig, loss: f64) -> Option<TrainingFailure> {
+    /// Adds the loss of a step and returns the failure that it reveals. `guessing` is the loss of
+    /// guessing: the loss of the best constant prediction, such as ln(classes).
+    pub fn check(
+        &mut self,
+        config: &GovernorConfig,
+        loss: f64,
+        guessing: f64,
+    ) -> Option<TrainingFailure> {
         if !loss.is_finite() {
             return Some(TrainingFailure::NotFinite);
         }
-        let guessing = (self.classes.max(2) as f64).ln();
         if self.learned && (loss - guessing).abs() < config.collapse_width * guessing {
             return Some(TrainingFailure::Collapse);
         }
@@ -118,7 +118,7 @@ impl LossMonitor {
 
     /// Resets the statistics after a rollback.
     pub fn rolled_back(&mut self) {
-        *self = Self::new(self.classes);
+        *self = Self::default();
     }
 
     /// Whether a snapshot of the env may be taken: the statistics have a loss, and the last loss

@@ -19,7 +19,7 @@ use crate::view::EnvView;
 pub struct HeuristicConfig {
     /// Length of the plateau before a germination, in steps; 0, the default, requires no plateau.
     pub plateau_steps: usize,
-    /// Gain in control accuracy, in percentage points per step, that ends a plateau: .5.
+    /// Gain in control score, in percentage points per step, that ends a plateau: .5.
     pub plateau_gain_pp: f32,
     /// Steps between a prune and the next germination: 5.
     pub pause_after_prune_steps: u32,
@@ -180,7 +180,7 @@ impl HeuristicMemory {
     fn germinate(&self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         let paused = self.steps_since_prune.is_some_and(|s| s < config.pause_after_prune_steps);
         let waits = paused
-            || !is_plateau(view.accuracies_pp, config)
+            || !is_plateau(view.scores_pp, config)
             || overfits(view, config)
             || !can_finish(view, config);
         let HeuristicConfig { style, tempo, alpha_target, .. } = *config;
@@ -225,15 +225,15 @@ fn parameters(host: &Host) -> usize {
     host.bare_parameters() + modules
 }
 
-/// Whether the accuracy has risen by at most `plateau_gain_pp` per step, within the error, over the
+/// Whether the score has risen by at most `plateau_gain_pp` per step, within the error, over the
 /// last `plateau_steps` steps. For a plateau of one step the error is unknown and counts as 0.
-fn is_plateau(accuracies_pp: &[f32], config: &HeuristicConfig) -> bool {
+fn is_plateau(scores_pp: &[f32], config: &HeuristicConfig) -> bool {
     let steps = config.plateau_steps;
-    let Some(from) = accuracies_pp.len().checked_sub(steps.saturating_add(1)) else {
+    let Some(from) = scores_pp.len().checked_sub(steps.saturating_add(1)) else {
         return steps == 0;
     };
     steps == 0
-        || Trend::fit(&accuracies_pp[from..]).is_none_or(|trend| {
+        || Trend::fit(&scores_pp[from..]).is_none_or(|trend| {
             let surely = trend.slope - config.significance * trend.standard_error.unwrap_or(0.0);
             surely < f64::from(config.plateau_gain_pp)
         })

@@ -12,7 +12,7 @@ use crate::action::ActionOp;
 use crate::history::SlotHistory;
 use crate::view::EnvView;
 
-/// Number of recent steps whose losses and accuracies are in an observation.
+/// Number of recent steps whose losses and scores are in an observation.
 pub const RECENT_STEPS: usize = 5;
 
 /// Decay per step of the confidence in a counterfactual measurement.
@@ -28,12 +28,12 @@ pub struct BaseObservation {
     pub step: f32,
     /// L(current control loss); −1 before the first step.
     pub loss: f32,
-    /// Current control accuracy, in [0, 1]; −1 before the first step.
-    pub accuracy: f32,
+    /// Current control score, in [0, 1]; −1 before the first step.
+    pub score: f32,
     /// L(control loss) of the last five steps, the newest last; −1 for missing steps.
     pub recent_losses: [f32; RECENT_STEPS],
-    /// Control accuracy, in [0, 1], of the last five steps, the newest last; −1 for missing steps.
-    pub recent_accuracies: [f32; RECENT_STEPS],
+    /// Control score, in [0, 1], of the last five steps, the newest last; −1 for missing steps.
+    pub recent_scores: [f32; RECENT_STEPS],
     /// Share of the enabled slots in Training.
     pub training_share: f32,
     /// Share of the enabled slots in Blending.
@@ -108,7 +108,7 @@ impl BaseObservation {
             count as f32 / slots.len().max(1) as f32
         };
         let recent_losses = last(view.losses, log_scale);
-        let recent_accuracies = last(view.accuracies_pp, |pp| if_finite(pp / 100.0));
+        let recent_scores = last(view.scores_pp, |pp| if_finite(pp / 100.0));
         let mut last_op = [0.0; ActionOp::ALL.len()];
         if let Some((op, _)) = view.last {
             last_op[op.index()] = 1.0;
@@ -116,9 +116,9 @@ impl BaseObservation {
         Self {
             step: over(view.step, view.episode_steps),
             loss: recent_losses[RECENT_STEPS - 1],
-            accuracy: recent_accuracies[RECENT_STEPS - 1],
+            score: recent_scores[RECENT_STEPS - 1],
             recent_losses,
-            recent_accuracies,
+            recent_scores,
             training_share: share(&[Stage::Training]),
             blending_share: share(&[Stage::Blending]),
             settled_share: share(&[Stage::Holding, Stage::Fossilized]),
@@ -128,9 +128,9 @@ impl BaseObservation {
     }
 
     fn write(&self, row: &mut RowWriter<'_>) {
-        row.all(&[self.step, self.loss, self.accuracy]);
+        row.all(&[self.step, self.loss, self.score]);
         row.all(&self.recent_losses);
-        row.all(&self.recent_accuracies);
+        row.all(&self.recent_scores);
         row.all(&[self.training_share, self.blending_share, self.settled_share]);
         row.all(&[self.last_succeeded]);
         row.all(&self.last_op);

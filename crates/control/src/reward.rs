@@ -1,6 +1,6 @@
 //! Rewards of single transitions, term by term (`docs/control.md`, Rewards).
 //!
-//! acc is the control accuracy in percentage points, and c the leave-one-out contribution of a
+//! acc is the control score in percentage points, and c the leave-one-out contribution of a
 //! module. E is the number of parameters of modules in the network, each module weighted by its
 //! alpha.
 
@@ -19,12 +19,12 @@ const MIN_HOST_PARAMETERS: f64 = 200.0;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RewardMode {
-    /// Gain in accuracy, minus a rent for grown parameters.
+    /// Gain in score, minus a rent for grown parameters.
     Basic,
     /// `Basic`, plus a stage potential, and terms for fossilizing, pruning and acting.
     #[default]
     Contribution,
-    /// 0 until the end of the episode, then the final accuracy minus a price for grown parameters.
+    /// 0 until the end of the episode, then the final score minus a price for grown parameters.
     Sparse,
     /// Change of the lead over the bare twin, plus a stage potential, minus prices for parameters
     /// and actions. The lead is the twin's control loss minus the env's. The discounted potential
@@ -52,7 +52,7 @@ impl RewardMode {
 pub struct RewardConfig {
     /// Kind of reward.
     pub mode: RewardMode,
-    /// Per percentage point of accuracy gained: .2.
+    /// Per percentage point of score gained: .2.
     pub gain: f64,
     /// Factor on the logarithm in the rent: .05.
     pub rent: f64,
@@ -73,7 +73,7 @@ pub struct RewardConfig {
     pub op_price: f64,
     /// Weight of the size in the sparse reward: .1.
     pub sparse_size: f64,
-    /// Per nat of lead over the twin: 8. This equals `gain` at 40 percentage points of accuracy per
+    /// Per nat of lead over the twin: 8. This equals `gain` at 40 percentage points of score per
     /// nat (records/2026-11-22-growth-that-pays.md).
     pub advantage: f64,
     /// Weight of the size in the shaped reward: .1.
@@ -100,7 +100,7 @@ impl Default for RewardConfig {
     }
 }
 
-/// The terms of one transition's reward. Ranges hold for the default weights and accuracies from 0
+/// The terms of one transition's reward. Ranges hold for the default weights and scores from 0
 /// to 100 percentage points. Terms that the mode does not use are 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardTerms {
@@ -116,7 +116,7 @@ pub struct RewardTerms {
     /// with γ = 1 the terms of an episode sum to 0.
     #[serde(deserialize_with = "null_as_nan")]
     pub potential: f64,
-    /// For FOSSILIZE, with p the env's gain in accuracy since the module germinated: `fossilize ·
+    /// For FOSSILIZE, with p the env's gain in score since the module germinated: `fossilize ·
     /// 2pc/(p + c)` if the gate passes, p > 0 and c >= 0; else `−fossilize_price`. The gate
     /// requires c >= `min_contribution`. In [−.5, 10]. Contribution.
     #[serde(deserialize_with = "null_as_nan")]
@@ -185,7 +185,7 @@ pub struct ActionContext {
     op: ActionOp,
     contribution_pp: Option<f32>,
     gain_since_germination_pp: Option<f32>,
-    accuracy_pp: Option<f32>,
+    score_pp: Option<f32>,
     advantage: Option<f64>,
     last_step: bool,
 }
@@ -199,7 +199,7 @@ impl ActionContext {
             op: action.op(),
             contribution_pp: slot.and_then(|index| view.measured(index).contribution_pp),
             gain_since_germination_pp: module.and_then(|m| view.gain_since_germination_pp(m)),
-            accuracy_pp: view.accuracy_pp(),
+            score_pp: view.score_pp(),
             advantage: view.advantage(),
             last_step: view.step + 1 >= view.episode_steps,
         }
@@ -210,7 +210,8 @@ impl ActionContext {
 /// and after a rollback, so that no difference spans either.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RewardState {
-    accuracy_pp: Option<f32>,
+    #[serde(rename = "accuracy_pp")]
+    score_pp: Option<f32>,
     potential: f64,
     #[serde(default)]
     advantage: Option<f64>,
@@ -223,7 +224,7 @@ impl RewardState {
     /// reached and parameters grown before this point yield no reward and no price.
     pub fn begin(host: &Host, parameters: &ParameterCounts) -> Self {
         let growth = growth_log(host, parameters);
-        Self { accuracy_pp: None, potential: potential(host), advantage: None, growth }
+        Self { score_pp: None, potential: potential(host), advantage: None, growth }
     }
 
     /// Computes the terms of a transition. `context` is the state before the action; `host`,
@@ -238,7 +239,7 @@ impl RewardState {
     ) -> RewardTerms {
         let before = *self;
         *self = Self {
-            accuracy_pp: context.accuracy_pp,
+            score_pp: context.score_pp,
             advantage: context.advantage.or(before.advantage),
             ..Self::begin(host, parameters)
         };
@@ -264,8 +265,8 @@ impl RewardState {
             }
             RewardMode::Sparse if !context.last_step => RewardTerms::default(),
             RewardMode::Sparse => {
-                let accuracy = context.accuracy_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
-                let result = accuracy - config.sparse_size * self.growth;
+                let score = context.score_pp.map_or(0.0, |pp| f64::from(pp) / 100.0);
+                let result = score - config.sparse_size * self.growth;
                 RewardTerms { result, ..RewardTerms::default() }
             }
             RewardMode::Shaped => {
@@ -284,7 +285,7 @@ impl RewardState {
     }
 
     fn basic(&self, config: &RewardConfig, before: &Self) -> RewardTerms {
-        let both = self.accuracy_pp.zip(before.accuracy_pp);
+        let both = self.score_pp.zip(before.score_pp);
         RewardTerms {
             gain: config.gain * both.map_or(0.0, |(now, before)| f64::from(now - before)),
             rent: -(config.rent * self.growth).min(config.rent_max),

@@ -58,7 +58,7 @@ pub fn legal_ops(host: &Host) -> [bool; 6] {
 }
 
 /// Executes an action. `measured` has the measurements of each slot; slots beyond its end count as
-/// not measured. A new module stores `accuracy_pp`, the current control accuracy in percentage
+/// not measured. A new module stores `score_pp`, the current control score in percentage
 /// points.
 ///
 /// # Errors
@@ -67,7 +67,7 @@ pub fn apply(
     action: &Action,
     host: &mut Host,
     measured: &[GateInputs],
-    accuracy_pp: Option<f32>,
+    score_pp: Option<f32>,
 ) -> Result<ActionOutcome, LifecycleError> {
     let inputs = action.slot().and_then(|slot| measured.get(slot)).copied().unwrap_or_default();
     let done = |change| ActionOutcome { succeeded: true, change, gate: None };
@@ -78,7 +78,7 @@ pub fn apply(
     Ok(match *action {
         Action::Wait => done(None),
         Action::Germinate { slot, blueprint, style, tempo, alpha_target } => {
-            let what = Germination { blueprint, style, tempo, alpha_target, accuracy_pp };
+            let what = Germination { blueprint, style, tempo, alpha_target, score_pp };
             done(Some(host.germinate(slot, what)?))
         }
         Action::SetAlphaTarget { slot, style, alpha_target: target, speed, curve } => {

@@ -17,8 +17,8 @@ pub struct EnvView<'a> {
     pub step: u32,
     /// Steps per episode, T.
     pub episode_steps: u32,
-    /// Control accuracy after each step of the episode, in percentage points, the current one last.
-    pub accuracies_pp: &'a [f32],
+    /// Control score after each step of the episode, in percentage points, the current one last.
+    pub scores_pp: &'a [f32],
     /// Mean control loss after each step of the episode, the current one last.
     pub losses: &'a [f32],
     /// Current mean control loss of the bare twin; `None` without a twin.
@@ -35,9 +35,9 @@ pub struct EnvView<'a> {
 }
 
 impl EnvView<'_> {
-    /// Current control accuracy, in percentage points.
-    pub fn accuracy_pp(&self) -> Option<f32> {
-        self.accuracies_pp.last().copied()
+    /// Current control score, in percentage points.
+    pub fn score_pp(&self) -> Option<f32> {
+        self.scores_pp.last().copied()
     }
 
     /// Control loss of the twin minus control loss of this env, in nats; `None` unless both are
@@ -57,9 +57,9 @@ impl EnvView<'_> {
         self.host.gate(slot, &self.measured(slot)).is_some_and(|report| report.passed)
     }
 
-    /// Change of the control accuracy since a module germinated, in percentage points; `None`
-    /// unless both accuracies are known.
+    /// Change of the control score since a module germinated, in percentage points; `None`
+    /// unless both scores are known.
     pub fn gain_since_germination_pp(&self, module: &Module) -> Option<f32> {
-        Some(self.accuracy_pp()? - module.accuracy_at_germination_pp?)
+        Some(self.score_pp()? - module.score_at_germination_pp?)
     }
 }

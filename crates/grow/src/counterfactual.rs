@@ -1,4 +1,4 @@
-//! Alpha configurations whose accuracies measure the contribution of each module (`docs/growth.md`,
+//! Alpha configurations whose scores measure the contribution of each module (`docs/growth.md`,
 //! Contributions).
 //!
 //! A configuration turns some of the measured modules off; all other modules keep their alpha. A
@@ -6,7 +6,7 @@
 //! with two modules, for instance, "first off" equals "second alone".
 
 use meristem_device::random::Rng;
-use meristem_nn::{EvalMetrics, PairedLoss};
+use meristem_nn::{EvalMetrics, PairedLoss, Score};
 use serde::{Deserialize, Serialize};
 
 use crate::host::Host;
@@ -66,10 +66,10 @@ type Coalition = u64;
 pub struct Contribution {
     /// Index of the module's slot.
     pub slot: usize,
-    /// Accuracy without the module, 0..1.
-    pub accuracy_without: f64,
-    /// Accuracy with the module minus accuracy without it, in percentage points.
-    pub accuracy_pp: f64,
+    /// Score without the module, 0..1.
+    pub score_without: f64,
+    /// Score with the module minus score without it, in percentage points.
+    pub score_pp: f64,
     /// Mean loss without the module minus mean loss with it, paired by image.
     pub loss: Option<PairedLoss>,
 }
@@ -240,31 +240,31 @@ impl Counterfactual {
         self.modules.iter().enumerate().filter_map(is_on)
     }
 
-    /// Accuracy of the row with exactly these modules on; `None` for a missing row or an accuracy
+    /// Score of the row with exactly these modules on; `None` for a missing row or a score
     /// that is not finite.
-    fn accuracy(&self, accuracies_pp: &[f64], on: Coalition) -> Option<f64> {
-        accuracies_pp.get(self.row_with(on)?).copied().filter(|accuracy| accuracy.is_finite())
+    fn score(&self, scores_pp: &[f64], on: Coalition) -> Option<f64> {
+        scores_pp.get(self.row_with(on)?).copied().filter(|score| score.is_finite())
     }
 
     /// Contribution of each measured module, from the evaluated rows. Modules with missing rows are
     /// left out.
-    pub fn contributions(&self, rows: &[EvalMetrics]) -> Vec<Contribution> {
+    pub fn contributions(&self, rows: &[EvalMetrics], score: Score) -> Vec<Contribution> {
         let of_module = |(i, &slot): (usize, &usize)| {
             let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);
-            let (accuracy, accuracy_without) = (main.accuracy()?, off.accuracy()?);
-            let accuracy_pp = 100.0 * (accuracy - accuracy_without);
-            Some(Contribution { slot, accuracy_without, accuracy_pp, loss: off.loss_over(main) })
+            let (with, score_without) = (main.score(score)?, off.score(score)?);
+            let score_pp = 100.0 * (with - score_without);
+            Some(Contribution { slot, score_without, score_pp, loss: off.loss_over(main) })
         };
         self.modules.iter().enumerate().filter_map(of_module).collect()
     }
 
-    /// Interaction of each pair of modules whose four accuracies were measured, in slot order. With
+    /// Interaction of each pair of modules whose four scores were measured, in slot order. With
     /// two to four modules these are all pairs.
-    pub fn interactions_pp(&self, accuracies_pp: &[f64]) -> Vec<Interaction> {
-        let accuracy = |on| self.accuracy(accuracies_pp, on);
+    pub fn interactions_pp(&self, scores_pp: &[f64]) -> Vec<Interaction> {
+        let score = |on| self.score(scores_pp, on);
         let interaction = |(i, j): (usize, usize)| {
-            let (both, none) = (accuracy(1 << i | 1 << j)?, accuracy(0)?);
-            let pp = both - accuracy(1 << i)? - accuracy(1 << j)? + none;
+            let (both, none) = (score(1 << i | 1 << j)?, score(0)?);
+            let pp = both - score(1 << i)? - score(1 << j)? + none;
             Some(Interaction { slots: [self.modules[i], self.modules[j]], pp })
         };
         pairs(self.modules.len()).filter_map(interaction).collect()
@@ -272,26 +272,26 @@ impl Counterfactual {
 
     /// Sum of each slot's interactions with all other modules, in percentage points; `None` without
     /// a measured interaction.
-    pub fn interaction_sums_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f32>> {
+    pub fn interaction_sums_pp(&self, scores_pp: &[f64]) -> Vec<Option<f32>> {
         let mut sums: Vec<Option<f64>> = vec![None; self.main.len()];
-        for Interaction { slots, pp } in self.interactions_pp(accuracies_pp) {
+        for Interaction { slots, pp } in self.interactions_pp(scores_pp) {
             slots.into_iter().for_each(|slot| *sums[slot].get_or_insert(0.0) += pp);
         }
         sums.into_iter().map(|sum| sum.map(|sum| sum as f32)).collect()
     }
 
-    /// Shapley value per slot in percentage points: the mean gain in accuracy when the module is
+    /// Shapley value per slot in percentage points: the mean gain in score when the module is
     /// switched on, over all orders of the modules (Shapley, "A value for n-person games", 1953).
-    /// The values sum to the accuracy with all modules minus the accuracy with none.
+    /// The values sum to the score with all modules minus the score with none.
     ///
     /// Exact for up to four modules; beyond that the mean over the orders of
     /// [`Counterfactual::for_last_step`]. `None` for slots that are not measured, and for all slots
-    /// if an accuracy is missing or not finite.
-    pub fn shapley_pp(&self, accuracies_pp: &[f64]) -> Vec<Option<f64>> {
+    /// if a score is missing or not finite.
+    pub fn shapley_pp(&self, scores_pp: &[f64]) -> Vec<Option<f64>> {
         let n = self.modules.len();
         let values = match n {
-            0..=SUBSETS_MAX_MODULES => self.shapley_of_subsets(accuracies_pp),
-            _ => self.shapley_of_orders(accuracies_pp),
+            0..=SUBSETS_MAX_MODULES => self.shapley_of_subsets(scores_pp),
+            _ => self.shapley_of_orders(scores_pp),
         };
         let mut per_slot = vec![None; self.main.len()];
         for (&slot, value) in self.modules.iter().zip(values.unwrap_or_default()) {
@@ -301,7 +301,7 @@ impl Counterfactual {
     }
 
     /// `Σ_S |S|!·(n − |S| − 1)!/n!·(v(S ∪ i) − v(S))` over all S without i.
-    fn shapley_of_subsets(&self, accuracies_pp: &[f64]) -> Option<Vec<f64>> {
+    fn shapley_of_subsets(&self, scores_pp: &[f64]) -> Option<Vec<f64>> {
         let n = self.modules.len();
         let factorial = |k: usize| (1..=k).product::<usize>() as f64;
         let weight = |others: u32| {
@@ -311,8 +311,8 @@ impl Counterfactual {
         let mut values = vec![0.0; n];
         for (i, value) in values.iter_mut().enumerate() {
             for others in (0..1 << n).filter(|others| others >> i & 1 == 0) {
-                let with = self.accuracy(accuracies_pp, others | 1 << i)?;
-                let without = self.accuracy(accuracies_pp, others)?;
+                let with = self.score(scores_pp, others | 1 << i)?;
+                let without = self.score(scores_pp, others)?;
                 *value += weight(others.count_ones()) * (with - without);
             }
         }
@@ -320,17 +320,17 @@ impl Counterfactual {
     }
 
     /// Mean over the sampled orders of the gain of each module over its predecessors.
-    fn shapley_of_orders(&self, accuracies_pp: &[f64]) -> Option<Vec<f64>> {
+    fn shapley_of_orders(&self, scores_pp: &[f64]) -> Option<Vec<f64>> {
         let mut values = vec![0.0; self.modules.len()];
         if self.permutations.is_empty() {
             return None;
         }
         for order in &self.permutations {
             let mut on = 0;
-            let mut before = self.accuracy(accuracies_pp, on)?;
+            let mut before = self.score(scores_pp, on)?;
             for &i in order {
                 on |= 1 << i;
-                let with = self.accuracy(accuracies_pp, on)?;
+                let with = self.score(scores_pp, on)?;
                 values[i] += (with - before) / self.permutations.len() as f64;
                 before = with;
             }

@@ -216,7 +216,7 @@ impl Host {
             style: Style::LinearGate,
             tempo: Tempo::Fast,
             alpha_target: AlphaTarget::Full,
-            accuracy_pp: None,
+            score_pp: None,
         };
         let mut slots = self.slots.clone();
         slots[index].module = Some(Module::germinated(self.blueprint(blueprint)?, germination));

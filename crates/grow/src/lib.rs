@@ -19,7 +19,7 @@
 //! let bare = host.topology_key();
 //!
 //! let (style, tempo, alpha_target) = (Style::LinearAdd, Tempo::Fast, AlphaTarget::Full);
-//! let plan = Germination { blueprint: light, style, tempo, alpha_target, accuracy_pp: None };
+//! let plan = Germination { blueprint: light, style, tempo, alpha_target, score_pp: None };
 //! host.germinate(0, plan)?;
 //! assert_eq!(host.topology_key(), bare, "a germinated module takes no part yet");
 //! assert!(host.advance(0, &GateInputs::default())?.report.passed);

@@ -66,8 +66,9 @@ pub struct TopologyModule {
     pub age_steps: u32,
     /// Whether the module is being removed.
     pub pruning: bool,
-    /// Control accuracy at germination, in percentage points.
-    pub accuracy_at_germination_pp: Option<f32>,
+    /// Control score at germination, in percentage points.
+    #[serde(rename = "accuracy_at_germination_pp")]
+    pub score_at_germination_pp: Option<f32>,
 }
 
 /// Serialises the layers and slots of a host to one line of JSON: the entry `host` of the metadata,
@@ -108,7 +109,7 @@ impl TopologySlot {
             alpha: module.alpha,
             age_steps: module.age_steps,
             pruning: module.pruning,
-            accuracy_at_germination_pp: module.accuracy_at_germination_pp,
+            score_at_germination_pp: module.score_at_germination_pp,
         });
         let (name, stage, stage_steps) = (slot.name.clone(), slot.stage, slot.stage_steps);
         Self { slot: name, stage, stage_steps, module }
@@ -156,7 +157,7 @@ impl TopologySlot {
             alpha: *alpha,
             age_steps: module.age_steps,
             pruning: module.pruning,
-            accuracy_at_germination_pp: module.accuracy_at_germination_pp,
+            score_at_germination_pp: module.score_at_germination_pp,
         }))
     }
 }

@@ -52,7 +52,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let summary = run_with(&config, only_mine, &mut Tell)?;
 
     for env in &summary.envs {
-        let share = env.test_accuracy.unwrap_or(f64::NAN);
+        let share = env.test_score.unwrap_or(f64::NAN);
         println!("env {}: test accuracy {:.1} %", env.env, 100.0 * share);
         for module in &env.modules {
             let contribution = module.contribution.map_or("unknown".into(), |c| format!("{c:+.1}"));

@@ -32,7 +32,7 @@ fn decide(env: &EnvView<'_>) -> Action {
             _ => Action::Advance { slot },
         };
     }
-    let [.., before, now] = env.accuracies_pp else { return Action::Wait };
+    let [.., before, now] = env.scores_pp else { return Action::Wait };
     let germination = |slot| Action::Germinate {
         slot,
         blueprint: 0,
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let controller: Box<dyn Controller> = Box::new(Patient);
     let summary = run_with(&config, controller, &mut Silent)?;
     for env in &summary.envs {
-        let share = env.test_accuracy.unwrap_or(f64::NAN);
+        let share = env.test_score.unwrap_or(f64::NAN);
         println!("env {}: test accuracy {:.1} %", env.env, 100.0 * share);
         for module in &env.modules {
             println!("  {} in {} is {}", module.blueprint, module.slot, module.stage);

@@ -25,8 +25,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for step in 1..=config.steps {
         // Trains one epoch and measures; the closure is called repeatedly meanwhile.
         let envs = session.step(&mut || {})?;
-        let accuracies: Vec<_> =
-            envs.iter().filter_map(|env| env.figures.control_accuracy).collect();
+        let accuracies: Vec<_> = envs.iter().filter_map(|env| env.figures.control_score).collect();
         let worst = accuracies.iter().copied().fold(1.0, f64::min);
         println!("step {step}: control accuracy at least {:.1} %", 100.0 * worst);
 

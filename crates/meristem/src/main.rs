@@ -14,6 +14,7 @@ mod page;
 mod plain;
 mod plot;
 mod progress;
+mod score;
 mod signals;
 mod synthetic;
 mod table;

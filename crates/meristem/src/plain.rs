@@ -129,11 +129,6 @@ pub(crate) fn duration(time: Duration) -> String {
     }
 }
 
-/// Formats a share, such as `81.2 %`, or `–` if it was not measured.
-pub(crate) fn percent(share: Option<f64>) -> String {
-    share.map_or("–".into(), |share| format!("{:.1} %", 100.0 * share))
-}
-
 /// Formats a size, such as `12.3 MB`.
 pub(crate) fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
@@ -186,8 +181,6 @@ mod tests {
         assert_eq!(duration(Duration::from_secs(7620)), "2 h 07 min");
         let steps = ["step", "steps"];
         assert_eq!([counted(1, steps), counted(1200, steps)], ["1 step", "1,200 steps"]);
-        assert_eq!(percent(Some(0.8123)), "81.2 %");
-        assert_eq!(percent(None), "–");
         assert_eq!(
             [flops(3.416e12), flops(2e9), flops(5e5)],
             ["3.42 TFLOP", "2.00 GFLOP", "0.50 MFLOP"]

@@ -5,15 +5,15 @@ use std::time::Duration;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use meristem::device::Owner;
+use meristem::nn::ScoreKind;
 use meristem::train::summary::{
     EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Status, Summary, TwinSummary,
 };
 use meristem::train::trace::TraceSummary;
 
 use crate::escape::quoted;
-use crate::plain::{
-    counted, duration, flops, mean, megabytes, percent, printable, shown, thousands,
-};
+use crate::plain::{counted, duration, flops, mean, megabytes, printable, shown, thousands};
+use crate::score;
 
 /// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
@@ -30,7 +30,7 @@ pub(crate) fn new() -> Table {
 /// Formats the report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
     let mut text = vec![envs(summary).to_string()];
-    text.extend(comparison(&summary.envs).map(|table| table.to_string()));
+    text.extend(comparison(summary).map(|table| table.to_string()));
     if summary.status == Status::Interrupted {
         let steps = counted(summary.steps as usize, ["step", "steps"]);
         text.push(format!("stopped at a step boundary after {steps}"));
@@ -94,15 +94,16 @@ fn envs(summary: &Summary) -> Table {
         "parameters: host + modules",
         "modules: slot, blueprint, stage, contribution in points",
     ]);
-    let test = |share| match summary.dataset.test_samples {
-        Some(_) => percent(share),
+    let kind = summary.task.score();
+    let test = |score| match summary.dataset.test_samples {
+        Some(_) => score::named(kind, score),
         None => "no test split".into(),
     };
     for env in &summary.envs {
         table.add_row([
             env.env.to_string(),
-            percent(env.control_accuracy),
-            test(env.test_accuracy),
+            score::named(kind, env.control_score),
+            test(env.test_score),
             parameters(env),
             modules(env),
         ]);
@@ -115,18 +116,19 @@ fn envs(summary: &Summary) -> Table {
 
 /// Table with the means over the twins, the means over the envs, and the difference; `None` without
 /// twins.
-fn comparison(envs: &[EnvSummary]) -> Option<Table> {
+fn comparison(summary: &Summary) -> Option<Table> {
+    let (envs, kind) = (&summary.envs, summary.task.score());
     let twins: Vec<&TwinSummary> = envs.iter().filter_map(|env| env.twin.as_ref()).collect();
     if envs.is_empty() || twins.len() < envs.len() {
         return None;
     }
     let grown = Means::of(envs.iter().map(|env| Figures {
-        accuracies: [env.control_accuracy, env.test_accuracy],
+        scores: [env.control_score, env.test_score],
         parameters: env.parameters,
         training_flops: env.training_flops,
     }));
     let bare = Means::of(twins.iter().map(|twin| Figures {
-        accuracies: [twin.control_accuracy, twin.test_accuracy],
+        scores: [twin.control_score, twin.test_score],
         parameters: twin.parameters,
         training_flops: twin.training_flops,
     }));
@@ -134,8 +136,8 @@ fn comparison(envs: &[EnvSummary]) -> Option<Table> {
     let count = counted(envs.len(), ["env", "envs"]);
     let name = if envs.len() == 1 { count } else { format!("mean of {count}") };
     table.set_header([name.as_str(), "control", "test", "parameters", "training compute"]);
-    table.add_row(bare.row("bare"));
-    table.add_row(grown.row("grown"));
+    table.add_row(bare.row("bare", kind));
+    table.add_row(grown.row("grown", kind));
     table.add_row(grown.over(&bare));
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -145,42 +147,41 @@ fn comparison(envs: &[EnvSummary]) -> Option<Table> {
 
 /// Results of a network, for the comparison with a bare host.
 struct Figures {
-    /// Accuracy on the control split and on the test split.
-    accuracies: [Option<f64>; 2],
+    /// Score on the control split and on the test split.
+    scores: [Option<f64>; 2],
     parameters: usize,
     training_flops: u64,
 }
 
 /// Means of [`Figures`].
 struct Means {
-    accuracies: [Option<f64>; 2],
+    scores: [Option<f64>; 2],
     parameters: f64,
     training_flops: f64,
 }
 
 impl Means {
     fn of(figures: impl Iterator<Item = Figures> + Clone) -> Self {
-        let accuracy =
-            |split: usize| mean(figures.clone().filter_map(move |f| f.accuracies[split]));
+        let score = |split: usize| mean(figures.clone().filter_map(move |f| f.scores[split]));
         Self {
-            accuracies: [0, 1].map(accuracy),
+            scores: [0, 1].map(score),
             parameters: mean(figures.clone().map(|f| f.parameters as f64)).unwrap_or(0.0),
             training_flops: mean(figures.clone().map(|f| f.training_flops as f64)).unwrap_or(0.0),
         }
     }
 
-    fn row(&self, name: &str) -> [String; 5] {
-        let [control, test] = self.accuracies.map(percent);
+    fn row(&self, name: &str, kind: ScoreKind) -> [String; 5] {
+        let [control, test] = self.scores.map(|score| score::named(kind, score));
         let parameters = thousands(self.parameters.round() as u64);
         [name.into(), control, test, parameters, flops(self.training_flops)]
     }
 
-    /// Row of the differences from a bare host: percentage points of accuracy, and ratios of
+    /// Row of the differences from a bare host: hundredths of the score, and ratios of
     /// parameters and compute.
     fn over(&self, bare: &Self) -> [String; 5] {
-        let points = |split: usize| match (self.accuracies[split], bare.accuracies[split]) {
+        let points = |split: usize| match (self.scores[split], bare.scores[split]) {
             (Some(grown), Some(bare)) => format!("{:+.1} points", 100.0 * (grown - bare)),
-            _ => percent(None),
+            _ => "–".into(),
         };
         let ratio = |grown: f64, bare: f64| format!("× {:.2}", grown / bare);
         let parameters = ratio(self.parameters, bare.parameters);
@@ -218,8 +219,8 @@ fn module(module: &ModuleSummary) -> String {
 /// Suggests further commands.
 fn next(summary: &Summary) -> String {
     let best = summary.envs.iter().max_by(|a, b| {
-        let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(env.train_accuracy);
-        accuracy(a).total_cmp(&accuracy(b))
+        let score = |env: &EnvSummary| env.control_score.unwrap_or(env.train_score);
+        score(a).total_cmp(&score(b))
     });
     let mut lines = vec!["next:".to_string()];
     if summary.status == Status::Interrupted {

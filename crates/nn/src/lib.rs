@@ -69,5 +69,5 @@ pub use network::{
 };
 pub use plan::{Plan, PlanMode, PlanOptions};
 pub use precision::Precision;
-pub use score::{ScoreSums, target_squares};
+pub use score::{Score, ScoreKind, ScoreSums, target_squares};
 pub use state::{HostData, HostTensor, StateDict, StateError};

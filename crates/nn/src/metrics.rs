@@ -24,7 +24,7 @@
 use meristem_device::DType;
 use serde::{Deserialize, Serialize};
 
-use crate::score::ScoreSums;
+use crate::score::{Score, ScoreSums};
 use crate::space::{Space, SpaceSpan};
 
 const HEADER: usize = 10;
@@ -50,7 +50,7 @@ pub struct Metrics {
     pub samples: u64,
     /// Sums of the score over the training samples, before each update.
     #[serde(default, skip_serializing_if = "ScoreSums::is_empty")]
-    pub score: ScoreSums,
+    pub sums: ScoreSums,
     /// Training steps.
     pub steps: u64,
     /// Parameters, running statistics and momenta that were NaN or infinite when
@@ -115,7 +115,7 @@ pub struct EvalMetrics {
     pub squares: f64,
     /// Sums of the score.
     #[serde(default, skip_serializing_if = "ScoreSums::is_empty")]
-    pub score: ScoreSums,
+    pub sums: ScoreSums,
 }
 
 /// Difference of the mean loss of two configurations on the same samples.
@@ -144,7 +144,12 @@ impl EvalMetrics {
 
     /// Share of samples classified right, 0..1; `None` without samples.
     pub fn accuracy(&self) -> Option<f64> {
-        (self.samples > 0).then(|| self.correct as f64 / self.samples as f64)
+        self.score(Score::Accuracy)
+    }
+
+    /// Score of a task, see [`Score::of`].
+    pub fn score(&self, score: Score) -> Option<f64> {
+        score.of(self.correct, self.samples, &self.sums)
     }
 
     /// Mean loss; `None` without samples.
@@ -177,7 +182,7 @@ impl Metrics {
                 correct: count(row[1]),
                 samples: count(row[2]),
                 squares: row[3],
-                score: if layout.score_sums {
+                sums: if layout.score_sums {
                     ScoreSums::parse(&row[SCORE_LEN..])
                 } else {
                     ScoreSums::default()
@@ -196,7 +201,7 @@ impl Metrics {
             loss_sum: raw[3],
             correct: count(raw[4]),
             samples: count(raw[5]),
-            score: layout.train_score().map(|at| ScoreSums::parse(&raw[at])).unwrap_or_default(),
+            sums: layout.train_score().map(|at| ScoreSums::parse(&raw[at])).unwrap_or_default(),
             steps,
             non_finite: count(raw[7]),
             fingerprint: count(raw[8]) << 32 | count(raw[9]),
@@ -450,13 +455,13 @@ mod tests {
         let batch = BatchResult { samples: 5, score: score(1), ..BatchResult::default() };
         add_score(batch, 1, true, &mut raw[layout.scores_of(1)..]);
         let metrics = Metrics::parse(&raw);
-        assert_eq!((metrics.score, metrics.samples), (score(7), 0));
+        assert_eq!((metrics.sums, metrics.samples), (score(7), 0));
         assert_eq!(metrics.batch_losses, [0.0; 0]);
-        let rows: Vec<_> = metrics.eval.iter().map(|row| (row.samples, row.score)).collect();
+        let rows: Vec<_> = metrics.eval.iter().map(|row| (row.samples, row.sums)).collect();
         assert_eq!(rows, [(0, ScoreSums::default()), (0, ScoreSums::default()), (5, score(1))]);
         assert_eq!(scores_len(&[0, 2], true), layout.len() - layout.scores_of(0));
         // Files of runs that classify are as they were.
-        assert!(!serde_json::to_string(&EvalMetrics::default()).unwrap().contains("score"));
+        assert!(!serde_json::to_string(&EvalMetrics::default()).unwrap().contains("sums"));
     }
 
     #[test]

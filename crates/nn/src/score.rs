@@ -1,8 +1,86 @@
-//! Sums from which the score of a task is computed: micro-F1 of several labels, R² of numbers.
+//! Score of a task: accuracy of classes, micro-F1 of several labels, R² of numbers; and the sums
+//! from which the last two are computed.
 
+use std::fmt;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
+
+/// Kind of a score, as files name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum ScoreKind {
+    /// Share of samples that are classified right, 0..1.
+    #[default]
+    Accuracy,
+    /// Micro-F1 of all labels together, 0..1.
+    F1,
+    /// R², the coefficient of determination, at most 1; 0 for a prediction as good as the mean.
+    R2,
+}
+
+impl ScoreKind {
+    /// All kinds.
+    pub const ALL: [Self; 3] = [Self::Accuracy, Self::F1, Self::R2];
+
+    /// Name in files, in events and as a key: `accuracy`, `f1` or `r2`.
+    pub fn key(self) -> &'static str {
+        match self {
+            Self::Accuracy => "accuracy",
+            Self::F1 => "f1",
+            Self::R2 => "r2",
+        }
+    }
+}
+
+/// Name for people: `accuracy`, `F1` or `R²`.
+impl fmt::Display for ScoreKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Accuracy => "accuracy",
+            Self::F1 => "F1",
+            Self::R2 => "R²",
+        })
+    }
+}
+
+/// Score of a task, computed from sums over samples; higher is better.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Score {
+    /// [`ScoreKind::Accuracy`].
+    #[default]
+    Accuracy,
+    /// [`ScoreKind::F1`].
+    F1,
+    /// [`ScoreKind::R2`].
+    R2 {
+        /// [`target_squares`] for each sample: the variances of all outputs' targets, added up.
+        variance: f64,
+    },
+}
+
+impl Score {
+    /// Its kind.
+    pub fn kind(self) -> ScoreKind {
+        match self {
+            Self::Accuracy => ScoreKind::Accuracy,
+            Self::F1 => ScoreKind::F1,
+            Self::R2 { .. } => ScoreKind::R2,
+        }
+    }
+
+    /// The score of `samples` samples, of which `correct` are classified right; `None` without
+    /// samples, and where [`ScoreSums::f1`] or [`ScoreSums::r2`] is.
+    pub fn of(self, correct: u64, samples: u64, sums: &ScoreSums) -> Option<f64> {
+        match self {
+            _ if samples == 0 => None,
+            Self::Accuracy => Some(correct as f64 / samples as f64),
+            Self::F1 => sums.f1(),
+            Self::R2 { variance } => sums.r2(variance * samples as f64),
+        }
+    }
+}
 
 /// Sums over samples, next to the sum of their losses and the number of samples. Only those of the
 /// network's task are not zero: the first three with [`Loss::BinaryCrossEntropy`], the last one
@@ -111,6 +189,26 @@ mod tests {
         let mut twice = sums;
         twice += sums;
         assert_eq!((twice.true_positives, twice.f1()), (12, sums.f1()));
+    }
+
+    #[test]
+    fn a_score_is_that_of_its_samples() {
+        let sums = ScoreSums {
+            true_positives: 1,
+            false_negatives: 1,
+            false_positives: 0,
+            residual_squares: 2.0,
+        };
+        let variance = 4.0;
+        assert_eq!(Score::Accuracy.of(3, 4, &sums), Some(0.75));
+        assert_eq!(Score::F1.of(0, 4, &sums), sums.f1());
+        // Half a square of residual for each sample, of a variance of 4.
+        assert_eq!(Score::R2 { variance }.of(0, 4, &sums), Some(0.875));
+        for score in [Score::Accuracy, Score::F1, Score::R2 { variance }] {
+            assert_eq!(score.of(0, 0, &ScoreSums::default()), None);
+        }
+        let names = ScoreKind::ALL.map(|kind| serde_json::to_string(&kind).unwrap());
+        assert_eq!(names, ScoreKind::ALL.map(|kind| format!("\"{}\"", kind.key())));
     }
 
     #[test]

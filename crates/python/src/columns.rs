@@ -1,6 +1,8 @@
 //! Events of a run as tables with one column per key.
 
+use meristem_nn::ScoreKind;
 use meristem_train::reading::EventLine;
+use meristem_train::{Event, name_scores};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use serde_json::{Map, Value};
@@ -13,7 +15,11 @@ const POSITION: [&str; 3] = ["env", "round", "step"];
 
 /// Tables by name, in the order of their first rows.
 #[derive(Default)]
-pub(crate) struct Tables(Vec<(String, Table)>);
+pub(crate) struct Tables {
+    all: Vec<(String, Table)>,
+    /// Kind of the run's scores.
+    score: ScoreKind,
+}
 
 /// Columns by name, of equal length.
 #[derive(Default)]
@@ -26,7 +32,12 @@ impl Tables {
     /// Adds an event as a row of the table of its kind. An object becomes several columns; a list
     /// of objects becomes rows of a separate table, such as `step_completed.slots`.
     pub(crate) fn add(&mut self, line: &EventLine) {
-        let Ok(Value::Object(mut event)) = serde_json::to_value(&line.event) else { return };
+        if let Event::RunStarted(started) = &line.event {
+            self.score = started.task.score();
+        }
+        let named = |text: String| serde_json::from_str(&name_scores(text, self.score));
+        let event = serde_json::to_string(&line.event).and_then(named);
+        let Ok(Value::Object(mut event)) = event else { return };
         let Some(Value::String(name)) = event.remove("event") else { return };
         let mut row = vec![
             ("seq".to_string(), Value::from(line.seq)),
@@ -48,17 +59,17 @@ impl Tables {
     }
 
     fn table(&mut self, name: &str) -> &mut Table {
-        let at = self.0.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
-            self.0.push((name.into(), Table::default()));
-            self.0.len() - 1
+        let at = self.all.iter().position(|(known, _)| known == name).unwrap_or_else(|| {
+            self.all.push((name.into(), Table::default()));
+            self.all.len() - 1
         });
-        &mut self.0[at].1
+        &mut self.all[at].1
     }
 
     /// A dictionary of tables, each a dictionary of columns.
     pub(crate) fn into_python(self, py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
         let tables = PyDict::new(py);
-        for (name, table) in self.0 {
+        for (name, table) in self.all {
             let columns = PyDict::new(py);
             for (key, mut values) in table.columns {
                 values.resize(table.rows, Value::Null);

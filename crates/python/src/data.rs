@@ -78,7 +78,10 @@ impl Resident {
         about.set_item("name", &info.name)?;
         about.set_item("kind", info.kind.to_string())?;
         about.set_item("shape", info.kind.dims(shape))?;
+        about.set_item("targets", info.targets.to_string())?;
         about.set_item("classes", &info.classes)?;
+        about.set_item("target_mean", &info.target_mean)?;
+        about.set_item("target_std", &info.target_std)?;
         about.set_item("mean", &info.mean)?;
         about.set_item("std", &info.std)?;
         about.set_item("device", self.data.device().id().to_string())?;

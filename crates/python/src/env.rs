@@ -15,7 +15,7 @@ pub(crate) fn to_python<'py>(py: Python<'py>, view: &EnvView<'_>) -> PyResult<Bo
     env.set_item("env", view.env)?;
     env.set_item("step", view.step)?;
     env.set_item("episode_steps", view.episode_steps)?;
-    env.set_item("accuracies", shares(view.accuracies_pp))?;
+    env.set_item("scores", shares(view.scores_pp))?;
     env.set_item("losses", view.losses)?;
     env.set_item("twin_loss", view.twin_loss)?;
     env.set_item("train_losses", view.train_losses)?;

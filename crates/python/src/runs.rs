@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use meristem_control::Controller;
-use meristem_nn::Network;
+use meristem_nn::{Network, ScoreKind};
 use meristem_train::external::Custom;
 use meristem_train::reading::{EventTail, Reached, Run};
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
@@ -18,7 +18,7 @@ use crate::calls::detached;
 use crate::columns::Tables;
 use crate::controller::{Callable, Raised};
 use crate::errors::Failure;
-use crate::json::to_python;
+use crate::json::{scores_to_python, to_python};
 use crate::settings;
 
 /// Minimum time between two checks for Ctrl-C, which need the GIL.
@@ -34,6 +34,8 @@ struct RunObserver {
     on_event: Option<Py<PyAny>>,
     /// The first exception, which ends the run at the next step boundary.
     raised: Option<PyErr>,
+    /// Kind of the run's scores.
+    score: ScoreKind,
 }
 
 /// Callbacks of the caller.
@@ -44,7 +46,7 @@ struct Hooks {
 
 impl RunObserver {
     fn new(on_event: Option<Py<PyAny>>) -> Self {
-        Self { checked: Instant::now(), on_event, raised: None }
+        Self { checked: Instant::now(), on_event, raised: None, score: ScoreKind::default() }
     }
 
     fn check_signals(&mut self) {
@@ -64,8 +66,13 @@ impl Observer for RunObserver {
     }
 
     fn event(&mut self, event: &Event) {
+        if let Event::RunStarted(started) = event {
+            self.score = started.task.score();
+        }
+        let kind = self.score;
         if let (Some(on_event), None) = (&self.on_event, &self.raised) {
-            let called = Python::attach(|py| on_event.call1(py, (to_python(py, event)?,)));
+            let called =
+                Python::attach(|py| on_event.call1(py, (scores_to_python(py, event, kind)?,)));
             self.raised = called.err();
         }
         self.check_signals();
@@ -145,9 +152,10 @@ pub(crate) fn resume(
 pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     let Run { overview, settings, summary, .. } = detached(py, || Run::read(&run))?;
     let read = PyDict::new(py);
-    read.set_item("overview", to_python(py, &overview)?)?;
+    let kind = overview.task.score();
+    read.set_item("overview", scores_to_python(py, &overview, kind)?)?;
     read.set_item("settings", to_python(py, &settings)?)?;
-    read.set_item("summary", to_python(py, &summary)?)?;
+    read.set_item("summary", scores_to_python(py, &summary, kind)?)?;
     Ok(read.into_any().unbind())
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meristem_data::{Batch, DatasetSpec, Residency, Split, cache};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
-use meristem_nn::{Isa, Network, NetworkOptions, Precision};
+use meristem_nn::{Isa, Network, NetworkOptions, Precision, Score, ScoreKind};
 use serde::{Deserialize, Serialize};
 
 use crate::config::check_precision;
@@ -21,6 +21,7 @@ use crate::record::trace::{RunTrace, TraceSummary};
 use crate::resources::{OpenDevices, Served, Serving};
 use crate::setup::image_shape;
 use crate::setup::weights::{Wanted, Weights};
+use crate::task::{Task, TaskSettings, test_score};
 
 /// An evaluation of a weights file on a split.
 #[derive(Clone, Debug)]
@@ -65,10 +66,15 @@ pub enum NormalizedBy {
 /// Results of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalReport {
-    /// Mean cross-entropy in nats.
+    /// Mean loss, with the default loss of the task: cross-entropy in nats, binary cross-entropy, or
+    /// squared difference of standardised numbers.
     pub loss: f64,
-    /// Share of samples classified correctly, 0..1.
-    pub accuracy: f64,
+    /// What the score is.
+    #[serde(skip)]
+    pub score_kind: ScoreKind,
+    /// Score: the share of samples classified correctly, micro-F1, or R².
+    #[serde(rename = "accuracy", alias = "f1", alias = "r2")]
+    pub score: f64,
     /// Number of samples.
     pub samples: u64,
     /// Source of the normalisation constants.
@@ -117,6 +123,7 @@ struct PreparedEvaluation {
     network: Network,
     served: Served,
     normalization: NormalizedBy,
+    score: Score,
     /// File for the logits.
     logits: Option<PathBuf>,
 }
@@ -136,6 +143,7 @@ impl PreparedEvaluation {
         let datasets = devices.load(&files, config.split, Residency::Resident)?;
         let info = files.info()?;
         weights.check_classes(&info.classes)?;
+        weights.check_outputs(&info)?;
         let image = image_shape(&info);
         let wanted = Wanted { host: spec, image: &image };
         let blueprints = Arc::new(BlueprintSet::standard());
@@ -148,10 +156,14 @@ impl PreparedEvaluation {
             },
         };
 
+        // The loss that the task is trained with by default.
+        let Task { loss, score, .. } = Task::new(&TaskSettings::default(), &info)?;
+        let score = datasets.first().map_or(Ok(score), |split| test_score(score, split))?;
         let precision = config.precision;
         let options = NetworkOptions {
             configs: 1,
             precision,
+            loss,
             ..NetworkOptions::new(0, 0, isa, config.batch)
         };
         let stream = &devices.streams()[0];
@@ -162,11 +174,11 @@ impl PreparedEvaluation {
         let serving = Serving { batch: config.batch, subset: None, normalization: constants };
         let served = Served::new(serving, &devices, &datasets)?;
         let logits = config.logits.clone();
-        Ok(Self { devices, network, served, normalization, logits })
+        Ok(Self { devices, network, served, normalization, score, logits })
     }
 
     fn run(mut self, trace: Option<RunTrace>) -> Result<EvalReport> {
-        let Self { devices, network, served, normalization, logits } = &mut self;
+        let Self { devices, network, served, normalization, score, logits } = &mut self;
         let span = devices.span(|| "eval");
         let mut pass = served.pass(0..1)?;
         let mut values = vec![];
@@ -187,7 +199,8 @@ impl PreparedEvaluation {
         }
         Ok(EvalReport {
             loss: eval.loss().unwrap_or(f64::NAN),
-            accuracy: eval.accuracy().unwrap_or(f64::NAN),
+            score_kind: score.kind(),
+            score: eval.score(*score).unwrap_or(f64::NAN),
             samples: eval.samples,
             normalization: *normalization,
             memory: Some(MemorySummary::from_devices(devices.distinct())),

@@ -15,7 +15,8 @@ use crate::config::types::Normalize;
 use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::resources::OpenDevices;
-use crate::setup::weights::{InputForm, Wanted, Weights};
+use crate::setup::weights::{InputForm, OutputForm, Wanted, Weights};
+use crate::task::TargetScale;
 
 /// An export of a weights file to ONNX.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct OnnxModel {
     pub bytes: Vec<u8>,
     /// Element type and shape of the model's input, such as `images f32 [N, 3, 32, 32]`.
     pub input: String,
+    /// Name of the model's output: `logits`, or `outputs` in the units of the targets.
+    pub output: &'static str,
     /// Channels, rows and columns of an image, and number of classes.
     pub image: TaskShape,
     /// Constants that pixels are normalised with, if they are known.
@@ -74,17 +77,24 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
             return Err(Error::value("with-preprocessing", "no constants", expected));
         }
     };
-    let metadata = metadata(config, (&host, form), normalization.as_ref(), classes.as_deref());
+    let outputs = weights.output_form()?;
+    let scale = outputs.scale.as_ref().map(TargetScale::multiply_add);
+    let mut metadata = metadata(config, (&host, form), normalization.as_ref(), classes.as_deref());
+    if outputs != OutputForm::CLASSES {
+        metadata.push(("outputs".into(), serde_json::json!(outputs).to_string()));
+    }
     let bytes = onnx::encode(&onnx::OnnxNetwork {
         graph: &graph,
         state: &weights.state,
         alphas: &host.alphas(),
         sample: &sample,
         preprocessing,
+        outputs: scale.as_deref(),
         metadata: &metadata,
     })?;
     let input = input_text(config.preprocessing, form, &sample);
-    Ok(OnnxModel { bytes, input, image, normalization })
+    let output = if scale.is_some() { onnx::OUTPUTS } else { onnx::LOGITS };
+    Ok(OnnxModel { bytes, input, output, image, normalization })
 }
 
 /// The host in the file; `config.host` for a file without a topology.

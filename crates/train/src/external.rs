@@ -5,6 +5,7 @@
 
 use meristem_control::{ActionOp, Controller, EnvView, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
+use meristem_nn::ScoreKind;
 
 use crate::error::Result;
 
@@ -112,7 +113,7 @@ pub struct SeenEnv {
     /// Reward of the last action.
     pub reward: f32,
     // The other fields of an `EnvView`.
-    pub(crate) accuracies_pp: Vec<f32>,
+    pub(crate) scores_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
     pub(crate) twin_loss: Option<f32>,
     pub(crate) train_losses: Vec<f32>,
@@ -126,12 +127,14 @@ pub struct SeenEnv {
 pub struct StepFigures {
     /// Mean training loss over the step.
     pub train_loss: f64,
-    /// Training accuracy over the step, 0..1.
-    pub train_accuracy: f64,
+    /// Kind of the scores.
+    pub score: ScoreKind,
+    /// Training score over the step.
+    pub train_score: f64,
     /// Control loss after the step; `None` without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy after the step, 0..1; `None` without a control split.
-    pub control_accuracy: Option<f64>,
+    /// Control score after the step; `None` without a control split.
+    pub control_score: Option<f64>,
     /// Trained parameters of the host without modules.
     pub host_parameters: usize,
     /// Trained parameters of the modules.
@@ -154,7 +157,7 @@ impl SeenEnv {
             host: view.host.clone(),
             figures,
             reward,
-            accuracies_pp: view.accuracies_pp.to_vec(),
+            scores_pp: view.scores_pp.to_vec(),
             losses: view.losses.to_vec(),
             twin_loss: view.twin_loss,
             train_losses: view.train_losses.to_vec(),
@@ -171,7 +174,7 @@ impl SeenEnv {
             host: &self.host,
             step: self.step,
             episode_steps: self.episode_steps,
-            accuracies_pp: &self.accuracies_pp,
+            scores_pp: &self.scores_pp,
             losses: &self.losses,
             twin_loss: self.twin_loss,
             train_losses: &self.train_losses,

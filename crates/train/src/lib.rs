@@ -39,7 +39,7 @@
 //! let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
 //! let summary = meristem_train::run(&config, &mut meristem_train::Silent)?;
 //! for env in &summary.envs {
-//!     println!("{:?} with {} parameters", env.test_accuracy, env.parameters);
+//!     println!("{:?} with {} parameters", env.test_score, env.parameters);
 //! }
 //! assert!(summary.run_dir.join("events.jsonl").exists());
 //! # Ok(())
@@ -65,6 +65,7 @@ pub mod session;
 mod setup;
 mod step;
 pub mod study;
+mod task;
 mod verify;
 
 /// Parsers of bytes from files, for `fuzz/`.
@@ -117,6 +118,7 @@ pub use hosts::read_host;
 pub use record::events::Event;
 pub use record::observer::{Notice, Observer, Silent};
 pub use record::output::check_output;
+pub use record::score_keys::name_scores;
 pub use record::{events, reading, run_folder, summary, tensorboard, trace};
 pub use run::{resume, resume_with, run, run_with};
 pub use setup::{dataset_spec, with_policy};

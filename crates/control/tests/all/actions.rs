@@ -122,7 +122,7 @@ fn a_refusing_gate_is_no_error() {
     let outcome = apply(&germinate, &mut host, &[], Some(33.0)).unwrap();
     assert!(outcome.succeeded);
     let module = host.slots()[1].module.as_ref().unwrap();
-    assert_eq!(module.accuracy_at_germination_pp, Some(33.0));
+    assert_eq!(module.score_at_germination_pp, Some(33.0));
     assert_eq!((module.style, module.tempo), (Style::LinearGate, Tempo::Slow));
     let advance = Action::Advance { slot: 1 };
     assert!(apply(&advance, &mut host, &[], None).unwrap().succeeded);

@@ -2,17 +2,25 @@
 
 use meristem_control::{GovernorConfig, LossMonitor, TrainingFailure};
 
+/// Loss of guessing with ten classes.
+fn guessing() -> f64 {
+    10f64.ln()
+}
+
 /// First step with a failure, for ten classes.
 fn first(losses: impl IntoIterator<Item = f64>) -> Option<(usize, TrainingFailure)> {
-    let (config, mut monitor) = (GovernorConfig::default(), LossMonitor::new(10));
-    losses.into_iter().enumerate().find_map(|(i, loss)| Some((i, monitor.check(&config, loss)?)))
+    let (config, mut monitor) = (GovernorConfig::default(), LossMonitor::default());
+    losses
+        .into_iter()
+        .enumerate()
+        .find_map(|(i, loss)| Some((i, monitor.check(&config, loss, guessing())?)))
 }
 
 /// A loss that falls from guessing to `floor`, with noise that depends on the step.
 fn curve(steps: u32, floor: f64) -> impl Iterator<Item = f64> {
     (0..steps).map(move |step| {
         let noise = 1.0 + 0.1 * (f64::from(step) * 12.9898).sin();
-        noise * (floor + (10f64.ln() - floor) * (-f64::from(step) / 6.0).exp())
+        noise * (floor + (guessing() - floor) * (-f64::from(step) / 6.0).exp())
     })
 }
 
@@ -26,7 +34,7 @@ fn ordinary_curves_do_not_fail() {
     assert_eq!(first((0..100).map(|step| 0.3 + 0.01 * f64::from(step))), None);
     assert_eq!(first(curve(30, 0.3).chain([15.0, 14.0, 0.5, 15.0, 15.0, 0.4])), None);
     // An env that never learned cannot collapse.
-    assert_eq!(first(std::iter::repeat_n(10f64.ln(), 100)), None);
+    assert_eq!(first(std::iter::repeat_n(guessing(), 100)), None);
 }
 
 #[test]
@@ -39,13 +47,12 @@ fn a_nan_or_infinite_loss_fails_at_once() {
 
 #[test]
 fn a_return_to_guessing_is_a_collapse_after_learning() {
-    let guessing = 10f64.ln();
     for share in [0.94, 1.0, 1.06] {
-        let losses = curve(30, 0.3).chain([share * guessing]);
+        let losses = curve(30, 0.3).chain([share * guessing()]);
         assert_eq!(first(losses), Some((30, TrainingFailure::Collapse)), "{share}");
     }
     for share in [0.93, 1.07] {
-        assert_eq!(first(curve(30, 0.3).chain([share * guessing])), None, "{share}");
+        assert_eq!(first(curve(30, 0.3).chain([share * guessing()])), None, "{share}");
     }
 }
 
@@ -56,17 +63,20 @@ fn the_third_consecutive_spike_fails() {
     assert_eq!(after(&[13.0, 50.0, 11.9, 13.0, 13.0]), None, "not consecutive");
     // A spike also exceeds six standard deviations and three times the mean.
     assert_eq!(first([10.0, 6.0, 14.0, 10.0, 13.0, 13.0, 13.0, 13.0]), None);
-    let (config, mut monitor) = (GovernorConfig::default(), LossMonitor::new(10));
-    assert!(curve(30, 0.3).chain([13.0, 13.0]).all(|loss| monitor.check(&config, loss).is_none()));
+    let (config, mut monitor) = (GovernorConfig::default(), LossMonitor::default());
+    assert!(
+        curve(30, 0.3)
+            .chain([13.0, 13.0])
+            .all(|loss| monitor.check(&config, loss, guessing()).is_none())
+    );
     assert!(!monitor.is_calm());
     monitor.rolled_back();
-    assert_eq!(monitor, LossMonitor::new(10), "a rollback resets the statistics");
+    assert_eq!(monitor, LossMonitor::default(), "a rollback resets the statistics");
     assert!(!monitor.is_calm(), "no loss yet");
-    let guessing = 10f64.ln();
-    assert!([guessing; 3].iter().all(|loss| monitor.check(&config, *loss).is_none()));
+    assert!([guessing(); 3].iter().all(|loss| monitor.check(&config, *loss, guessing()).is_none()));
     assert!(monitor.is_calm());
-    assert!(curve(30, 0.3).all(|loss| monitor.check(&config, loss).is_none()));
-    assert_eq!(monitor.check(&config, guessing), Some(TrainingFailure::Collapse));
+    assert!(curve(30, 0.3).all(|loss| monitor.check(&config, loss, guessing()).is_none()));
+    assert_eq!(monitor.check(&config, guessing(), guessing()), Some(TrainingFailure::Collapse));
 }
 
 #[test]

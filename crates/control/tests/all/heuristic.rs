@@ -14,11 +14,11 @@ use proptest::prelude::*;
 
 use crate::common::{loss_of, quick_heuristic};
 
-/// One env with scripted accuracies and measurements. The control loss is .02 per point below 100.
+/// One env with scripted scores and measurements. The control loss is .02 per point below 100.
 struct Env {
     index: usize,
     host: Host,
-    accuracies_pp: Vec<f32>,
+    scores_pp: Vec<f32>,
     losses: Vec<f32>,
     train_losses: Vec<f32>,
     /// Control loss over training loss.
@@ -35,19 +35,15 @@ impl Env {
             (spec.select_slots(slots.split(',')).unwrap(), Arc::new(BlueprintSet::standard()));
         let measured = vec![worth(None); slots.len()];
         let host = Host::new(spec, image, &slots, set, rules).unwrap();
-        let (accuracies_pp, losses, train_losses) = (vec![], vec![], vec![]);
-        Self { index, host, accuracies_pp, losses, train_losses, gap: 1.0, measured, step: 0 }
+        let (scores_pp, losses, train_losses) = (vec![], vec![], vec![]);
+        Self { index, host, scores_pp, losses, train_losses, gap: 1.0, measured, step: 0 }
     }
 
-    /// A step: an epoch that ends at this accuracy, a decision, and its action.
-    fn step(
-        &mut self,
-        controller: &mut dyn Controller,
-        accuracy_pp: f32,
-    ) -> (Action, ActionOutcome) {
+    /// A step: an epoch that ends at this score, a decision, and its action.
+    fn step(&mut self, controller: &mut dyn Controller, score_pp: f32) -> (Action, ActionOutcome) {
         self.host.step();
-        self.accuracies_pp.push(accuracy_pp);
-        let loss = 0.02 * (100.0 - accuracy_pp);
+        self.scores_pp.push(score_pp);
+        let loss = 0.02 * (100.0 - score_pp);
         self.losses.push(self.gap * loss);
         self.train_losses.push(loss);
         let view = EnvView {
@@ -55,7 +51,7 @@ impl Env {
             host: &self.host,
             step: self.step,
             episode_steps: 100,
-            accuracies_pp: &self.accuracies_pp,
+            scores_pp: &self.scores_pp,
             losses: &self.losses,
             twin_loss: None,
             train_losses: &self.train_losses,
@@ -66,17 +62,17 @@ impl Env {
         let action = controller.decide_all(&[view]).unwrap()[0];
         legal(&action, &self.host).unwrap();
         self.step += 1;
-        (action, apply(&action, &mut self.host, &self.measured, Some(accuracy_pp)).unwrap())
+        (action, apply(&action, &mut self.host, &self.measured, Some(score_pp)).unwrap())
     }
 
-    fn op(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> ActionOp {
-        self.step(controller, accuracy_pp).0.op()
+    fn op(&mut self, controller: &mut dyn Controller, score_pp: f32) -> ActionOp {
+        self.step(controller, score_pp).0.op()
     }
 
-    /// Steps at a constant accuracy until the heuristic chooses an op other than WAIT.
-    fn until_action(&mut self, controller: &mut dyn Controller, accuracy_pp: f32) -> (u32, Action) {
+    /// Steps at a constant score until the heuristic chooses an op other than WAIT.
+    fn until_action(&mut self, controller: &mut dyn Controller, score_pp: f32) -> (u32, Action) {
         for waited in 0..50 {
-            let (action, _) = self.step(controller, accuracy_pp);
+            let (action, _) = self.step(controller, score_pp);
             if action != Action::Wait {
                 return (waited, action);
             }
@@ -116,25 +112,25 @@ fn without_a_required_plateau_it_germinates_at_once() {
     assert_eq!(env.op(&mut Heuristic::default(), 10.0), ActionOp::Germinate);
 }
 
-/// The slope of four accuracies against its standard error. A steady gain of 2 points a step is
+/// The slope of four scores against its standard error. A steady gain of 2 points a step is
 /// significantly above .5; a mean gain of 2 with a scatter of 5 is not.
 #[test]
 fn a_plateau_has_no_significant_gain() {
-    let germinates = |accuracies: &[f32]| {
+    let germinates = |scores: &[f32]| {
         let mut heuristic = with(|config| config.plateau_steps = 3);
         let mut env = Env::new(0, "all", quick());
-        let ops = accuracies.iter().map(|accuracy| env.op(&mut heuristic, *accuracy));
+        let ops = scores.iter().map(|score| env.op(&mut heuristic, *score));
         ops.collect::<Vec<_>>().iter().position(|op| *op == ActionOp::Germinate)
     };
     assert_eq!(germinates(&[50.0, 52.1, 53.9, 56.0, 58.1, 60.0]), None);
     assert_eq!(germinates(&[50.0, 57.0, 52.0, 59.0]), Some(3), "too few steps for a plateau");
     assert_eq!(germinates(&[50.0, 50.1, 50.0, 50.1]), Some(3));
-    assert_eq!(germinates(&[50.0, 49.0, 48.0, 47.0]), Some(3), "a falling accuracy gains little");
+    assert_eq!(germinates(&[50.0, 49.0, 48.0, 47.0]), Some(3), "a falling score gains little");
     // The gain of one step has no standard error.
     let mut heuristic = with(|config| config.plateau_steps = 1);
     let mut env = Env::new(0, "all", quick());
-    for accuracy in [50.0, 50.6, 51.2] {
-        assert_eq!(env.op(&mut heuristic, accuracy), ActionOp::Wait);
+    for score in [50.0, 50.6, 51.2] {
+        assert_eq!(env.op(&mut heuristic, score), ActionOp::Wait);
     }
     assert_eq!(env.op(&mut heuristic, 51.6), ActionOp::Germinate);
 }
@@ -372,7 +368,7 @@ fn no_controller_always_waits() {
 }
 
 proptest! {
-    /// For all accuracies and contributions the actions are legal (`Env::step` checks) and
+    /// For all scores and contributions the actions are legal (`Env::step` checks) and
     /// deterministic. A save and restore in the middle changes nothing, and no env affects another.
     #[test]
     fn the_heuristic_is_legal_deterministic_and_resumable(
@@ -385,13 +381,13 @@ proptest! {
             let mut env = Env::new(1, "r0c0,r0c1,r1c2", quick());
             let mut other = Env::new(0, "all", quick());
             let mut actions = vec![];
-            for (i, (accuracy, contribution, quirk)) in script.iter().enumerate() {
-                let accuracy = if *quirk == 0 { f32::NAN } else { 50.0 + accuracy / 50.0 };
+            for (i, (score, contribution, quirk)) in script.iter().enumerate() {
+                let score = if *quirk == 0 { f32::NAN } else { 50.0 + score / 50.0 };
                 env.measured = vec![worth(*contribution); if *quirk == 1 { 0 } else { 3 }];
                 if others {
-                    other.step(&mut heuristic, accuracy + 1.0);
+                    other.step(&mut heuristic, score + 1.0);
                 }
-                actions.push(env.step(&mut heuristic, accuracy).0);
+                actions.push(env.step(&mut heuristic, score).0);
                 if resumed && i == pause {
                     let text = serde_json::to_string(&heuristic).unwrap();
                     heuristic = serde_json::from_str(&text).unwrap();

@@ -30,9 +30,9 @@ impl Rewarded {
     }
 
     /// An epoch, an action and its reward.
-    fn step(&mut self, accuracy_pp: f32, action: Action) -> RewardTerms {
+    fn step(&mut self, score_pp: f32, action: Action) -> RewardTerms {
         let env = &mut self.env;
-        env.epoch(1.0, accuracy_pp);
+        env.epoch(1.0, score_pp);
         let context = ActionContext::new(&action, &env.view());
         let outcome = env.act(&action);
         let parameters = env.host.parameters().unwrap();
@@ -91,7 +91,7 @@ fn basic_is_gain_minus_rent() {
     it.config.rent = 1e3;
     close(it.step(53.0, WAIT).rent, -0.5);
     let mut first = Rewarded::new(RewardMode::Basic, quick());
-    assert_eq!(first.step(50.0, germinate()).total(), 0.0, "no earlier accuracy, no rent");
+    assert_eq!(first.step(50.0, germinate()).total(), 0.0, "no earlier score, no rent");
     assert_eq!(first.step(f32::NAN, WAIT).total(), 0.0, "the governor's penalty takes its place");
 }
 
@@ -114,7 +114,7 @@ fn fossilize_is_rewarded_by_contribution_and_gain() {
     close(terms.fossilize, 0.1 * 2.0 * 3.0 * 2.0 / 5.0);
     close(terms.op, -0.01);
     assert_eq!(it.env.host.slots()[0].stage, Stage::Fossilized);
-    // The accuracy of the env has not risen since germination.
+    // The score of the env has not risen since germination.
     let mut it = Rewarded::grown(RewardMode::Contribution, quick());
     close(it.step(50.0, fossilize).fossilize, -0.5);
     // The gate refuses.

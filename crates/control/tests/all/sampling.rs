@@ -209,7 +209,7 @@ fn random_legal_actions_never_break_the_lifecycle() {
             let changes = env.host.step();
             changes.iter().for_each(|change| witness.change(change));
             env.losses.push(3.0 * rng.uniform());
-            env.accuracies_pp.push(100.0 * rng.uniform());
+            env.scores_pp.push(100.0 * rng.uniform());
             env.measured = (0..3)
                 .map(|_| match rng.below(6) {
                     0 => GateInputs::default(),

@@ -11,10 +11,7 @@ use super::messages::{
     AttributeProto, DimensionProto, FLOAT, GraphProto, INT64, NodeProto, TensorProto,
     TensorShapeProto, TensorTypeProto, TypeProto, UINT8, ValueInfoProto,
 };
-use super::{OnnxError, OnnxNetwork, Preprocessing};
-
-/// Name of the model's output.
-const OUTPUT: &str = "logits";
+use super::{LOGITS, OUTPUTS, OnnxError, OnnxNetwork, Preprocessing};
 
 /// A model under construction.
 pub(super) struct OnnxBuilder<'a> {
@@ -33,6 +30,7 @@ impl<'a> OnnxBuilder<'a> {
         let counts = [
             ("alphas", graph.alphas, network.alphas.len()),
             ("channels", channels, network.preprocessing.map_or(channels, |p| p.constants.len())),
+            ("outputs", graph.classes(), network.outputs.map_or(graph.classes(), <[_]>::len)),
         ];
         for (what, expected, got) in counts {
             if expected != got {
@@ -51,15 +49,30 @@ impl<'a> OnnxBuilder<'a> {
             self.values[index] = self.node(index, &node.op)?;
         }
         let logits = self.value(graph.output);
-        self.push_to("Flatten", &[&logits], OUTPUT, vec![axis(1)]);
+        let (name, meaning) = self.output(&logits);
         let input = self.input_info();
         Ok(GraphProto {
             node: self.nodes,
             name: "meristem".into(),
             initializer: self.initializers,
             input: vec![input],
-            output: vec![value_info(OUTPUT, FLOAT, &[graph.classes()], "logits, [N, classes]")],
+            output: vec![value_info(name, FLOAT, &[graph.classes()], meaning)],
         })
+    }
+
+    /// The model's output, its name and meaning: the logits, or numbers in the units of the targets.
+    fn output(&mut self, logits: &str) -> (&'static str, &'static str) {
+        let Some(constants) = self.network.outputs else {
+            self.push_to("Flatten", &[logits], LOGITS, vec![axis(1)]);
+            return (LOGITS, "logits, [N, classes]");
+        };
+        let flat = self.push("Flatten", &[logits], vec![axis(1)]);
+        let (scale, shift): (Vec<f32>, Vec<f32>) = constants.iter().copied().unzip();
+        let scale = self.constant("outputs.scale", &[scale.len()], &scale);
+        let shift = self.constant("outputs.shift", &[shift.len()], &shift);
+        let scaled = self.push("Mul", &[&flat, &scale], vec![]);
+        self.push_to("Add", &[&scaled, &shift], OUTPUTS, vec![]);
+        (OUTPUTS, "numbers, [N, outputs]")
     }
 
     /// Whether the output needs each node.

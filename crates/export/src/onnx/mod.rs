@@ -7,6 +7,7 @@
 //! | input `images` | f32 `[N, C, H, W]`, normalised; with preprocessing also u8 `[N, H, W, C]` |
 //! | or `inputs` | vectors `[N, F]`, signals `[N, C, L]`: f32, with preprocessing also bytes |
 //! | output `logits` | f32 `[N, classes]` |
+//! | or `outputs` | numbers: f32 `[N, outputs]`, in the units of the targets |
 //! | initializers | parameters and running statistics, under PyTorch's names |
 
 mod build;
@@ -24,6 +25,10 @@ use self::messages::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 
 /// Version of ONNX's operators in a model.
 pub const OPSET: i64 = 17;
+/// Name of the output of a network without a scale.
+pub const LOGITS: &str = "logits";
+/// Name of the output of a network with a scale.
+pub const OUTPUTS: &str = "outputs";
 /// Version of ONNX's format for [`OPSET`].
 const IR_VERSION: i64 = 8;
 
@@ -40,6 +45,8 @@ pub struct OnnxNetwork<'a> {
     pub sample: &'a [usize],
     /// Normalisation by the model, if it takes samples as they are stored.
     pub preprocessing: Option<Preprocessing<'a>>,
+    /// Scale and shift of each output, for a network whose outputs are standardised numbers.
+    pub outputs: Option<&'a [(f32, f32)]>,
     /// Keys and values of the model's metadata.
     pub metadata: &'a [(String, String)],
 }

@@ -74,8 +74,15 @@ fn model_of_samples(
 ) -> ModelProto {
     let state = state_of(graph);
     let metadata = [("classes".to_string(), "[]".to_string())];
-    let exported =
-        OnnxNetwork { graph, state: &state, alphas, sample, preprocessing, metadata: &metadata };
+    let exported = OnnxNetwork {
+        graph,
+        state: &state,
+        alphas,
+        sample,
+        preprocessing,
+        outputs: None,
+        metadata: &metadata,
+    };
     ModelProto::decode(&encode(&exported).unwrap()[..]).unwrap()
 }
 
@@ -123,7 +130,7 @@ fn grown(spec: HostSpec, image: TaskShape, choices: &[(usize, Style, Stage)]) ->
             style,
             tempo: Tempo::Fast,
             alpha_target: AlphaTarget::Full,
-            accuracy_pp: None,
+            score_pp: None,
         };
         if index >= host.slots().len() || host.germinate(index, germination).is_err() {
             continue;
@@ -362,8 +369,16 @@ fn networks_that_cannot_be_exported_are_named() {
     let of = |state: &StateDict, alphas: &[f32], scales: Option<&[(f32, f32)]>| {
         let preprocessing = scales.map(|constants| Preprocessing { bytes: true, constants });
         let (graph, sample) = (&graph, &[3, 1, 1][..]);
-        encode(&OnnxNetwork { graph, state, alphas, sample, preprocessing, metadata: &[] })
-            .unwrap_err()
+        encode(&OnnxNetwork {
+            graph,
+            state,
+            alphas,
+            sample,
+            preprocessing,
+            outputs: None,
+            metadata: &[],
+        })
+        .unwrap_err()
     };
     let error = of(&state, &[], None);
     assert_eq!(error, OnnxError::Unsupported { operation: "a second input" });
@@ -376,6 +391,42 @@ fn networks_that_cannot_be_exported_are_named() {
     let error = of(&state, &[], None);
     assert!(matches!(&error, OnnxError::Tensor { name, expected: 6, .. } if name == "a.weight"));
     assert!(error.to_string().contains("f32 [5]"), "{error}");
+}
+
+#[test]
+fn numbers_are_in_the_units_of_the_targets() {
+    let mut b = GraphBuilder::new(Dims { c: 6, h: 1, w: 1 }, Optimisers::default().host);
+    let y = b.linear(b.input(), "a", 2, true, None).unwrap();
+    let graph = b.finish(y).unwrap();
+    let state = state_of(&graph);
+    let model = |constants: &[(f32, f32)]| {
+        encode(&OnnxNetwork {
+            graph: &graph,
+            state: &state,
+            alphas: &[],
+            sample: &[6],
+            preprocessing: None,
+            outputs: Some(constants),
+            metadata: &[],
+        })
+    };
+    let model = ModelProto::decode(&model(&[(2.0, 1.0), (3.0, 0.0)]).unwrap()[..]).unwrap();
+    let graph = model.graph.unwrap();
+    let last: Vec<&str> = graph.node.iter().rev().take(3).map(|node| &*node.op_type).collect();
+    assert_eq!(last, ["Add", "Mul", "Flatten"]);
+    assert_eq!(
+        (&*graph.output[0].name, &*graph.node.last().unwrap().output[0]),
+        ("outputs", "outputs")
+    );
+    let constant = |name: &str| {
+        let tensor = graph.initializer.iter().find(|tensor| tensor.name == name).unwrap();
+        let (numbers, _) = tensor.raw_data.as_chunks::<4>();
+        numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
+    };
+    assert_eq!(
+        (constant("outputs.scale"), constant("outputs.shift")),
+        (vec![2.0, 3.0], vec![1.0, 0.0])
+    );
 }
 
 /// Vectors and signals have their own axes, and become images of one row inside the model.

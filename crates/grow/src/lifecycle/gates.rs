@@ -98,7 +98,7 @@ impl Gates {
 pub struct GateInputs {
     /// Gradient health.
     pub gradient_health: Option<GradientHealth>,
-    /// Contribution in percentage points: control accuracy with the module minus control accuracy
+    /// Contribution in percentage points: control score with the module minus control score
     /// without it.
     pub contribution_pp: Option<f32>,
     /// Contribution in loss: mean control loss without the module minus mean control loss with it,

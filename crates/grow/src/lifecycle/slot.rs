@@ -22,9 +22,9 @@ pub struct Germination {
     pub tempo: Tempo,
     /// Alpha at the end of the blending.
     pub alpha_target: AlphaTarget,
-    /// Current control accuracy of the host in percentage points, from which the gain since the
+    /// Current control score of the host in percentage points, from which the gain since the
     /// germination is computed later; `None` if unknown.
-    pub accuracy_pp: Option<f32>,
+    pub score_pp: Option<f32>,
 }
 
 /// A module in a slot, with its blending.
@@ -47,8 +47,8 @@ pub struct Module {
     pub age_steps: u32,
     /// Whether alpha is moving to 0 for the removal of the module.
     pub pruning: bool,
-    /// Control accuracy of the host at germination in percentage points; `None` if unknown.
-    pub accuracy_at_germination_pp: Option<f32>,
+    /// Control score of the host at germination in percentage points; `None` if unknown.
+    pub score_at_germination_pp: Option<f32>,
 }
 
 impl Module {
@@ -63,7 +63,7 @@ impl Module {
             alpha: AlphaController::at_rest(0.0),
             age_steps: 0,
             pruning: false,
-            accuracy_at_germination_pp: germination.accuracy_pp,
+            score_at_germination_pp: germination.score_pp,
         }
     }
 

@@ -10,7 +10,7 @@ use meristem_grow::{
     Configuration, Contribution, Counterfactual, Host, ModuleScope, Optimisers, PERMUTATIONS,
     Rules, Slot, Stage, Style, TaskShape,
 };
-use meristem_nn::{EvalMetrics, HostTensor, Isa, Metrics, Network, NetworkOptions};
+use meristem_nn::{EvalMetrics, HostTensor, Isa, Metrics, Network, NetworkOptions, Score};
 use proptest::prelude::*;
 
 use crate::common::{CIFAR, germination, grow_to};
@@ -130,8 +130,8 @@ fn only_live_blended_modules_are_switched() {
     assert_eq!(live.rows()[2], [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]);
     let row = |correct, samples| EvalMetrics { correct, samples, ..EvalMetrics::default() };
     let worth = |rows: &[EvalMetrics]| {
-        let worth = |found: Contribution| (found.slot, found.accuracy_without, found.accuracy_pp);
-        live.contributions(rows).into_iter().map(worth).collect::<Vec<_>>()
+        let worth = |found: Contribution| (found.slot, found.score_without, found.score_pp);
+        live.contributions(rows, Score::Accuracy).into_iter().map(worth).collect::<Vec<_>>()
     };
     let [all, first_off, second_off] = [32, 20, 48].map(|correct| row(correct, 64));
     assert_eq!(worth(&[all, first_off, second_off]), [(1, 0.3125, 18.75), (3, 0.75, -25.0)]);
@@ -148,9 +148,9 @@ fn only_live_blended_modules_are_switched() {
     assert_eq!(all.rows()[1][0], 0.0);
 }
 
-/// An arbitrary accuracy for each set of slots that are on.
-fn game(of: &Counterfactual, accuracies: &[f64]) -> BTreeMap<Vec<usize>, f64> {
-    (0..of.rows().len()).map(|row| (of.on(row).collect(), accuracies[row])).collect()
+/// An arbitrary score for each set of slots that are on.
+fn game(of: &Counterfactual, scores: &[f64]) -> BTreeMap<Vec<usize>, f64> {
+    (0..of.rows().len()).map(|row| (of.on(row).collect(), scores[row])).collect()
 }
 
 fn orders(items: &[usize]) -> Vec<Vec<usize>> {
@@ -187,17 +187,17 @@ proptest! {
     #[test]
     fn shapley_values_and_interactions_match_their_definitions(
         modules in 1usize..=4,
-        accuracies in proptest::collection::vec(0.0f64..100.0, 16),
+        scores in proptest::collection::vec(0.0f64..100.0, 16),
     ) {
         let of = Counterfactual::for_step(&holding(modules));
-        let game = game(&of, &accuracies);
-        let shapley = of.shapley_pp(&accuracies);
+        let game = game(&of, &scores);
+        let shapley = of.shapley_pp(&scores);
         let slots: Vec<usize> = (0..modules).collect();
         for (slot, expected) in added(&game, &orders(&slots)) {
             prop_assert!((shapley[slot].unwrap() - expected).abs() < 1e-11);
         }
         prop_assert!(shapley[modules..].iter().all(Option::is_none));
-        let interactions = of.interactions_pp(&accuracies);
+        let interactions = of.interactions_pp(&scores);
         prop_assert_eq!(interactions.len(), modules * (modules - 1) / 2);
         let mut sums = vec![0.0; modules];
         for interaction in interactions {
@@ -207,7 +207,7 @@ proptest! {
             sums[i] += expected;
             sums[j] += expected;
         }
-        let got = of.interaction_sums_pp(&accuracies);
+        let got = of.interaction_sums_pp(&scores);
         for (slot, sum) in sums.into_iter().enumerate().filter(|_| modules > 1) {
             prop_assert!((f64::from(got[slot].unwrap()) - sum).abs() < 1e-4, "f32 of at most 1200");
         }
@@ -216,18 +216,18 @@ proptest! {
     #[test]
     fn shapley_values_sum_to_all_minus_none(
         modules in 1usize..=8,
-        accuracies in proptest::collection::vec(0.0f64..100.0, 128),
+        scores in proptest::collection::vec(0.0f64..100.0, 128),
     ) {
         let of = Counterfactual::for_last_step(&holding(modules), &mut random(7));
-        let game = game(&of, &accuracies);
+        let game = game(&of, &scores);
         let all: Vec<usize> = (0..modules).collect();
-        let sum: f64 = of.shapley_pp(&accuracies).into_iter().flatten().sum();
+        let sum: f64 = of.shapley_pp(&scores).into_iter().flatten().sum();
         prop_assert!((sum - (game[&all] - game[&vec![]])).abs() < 1e-10);
-        // A missing accuracy, or one that is not finite, gives no values.
-        let mut damaged = accuracies.clone();
+        // A missing score, or one that is not finite, gives no values.
+        let mut damaged = scores.clone();
         damaged[of.rows().len() - 1] = f64::NAN;
         prop_assert!(of.shapley_pp(&damaged).iter().all(Option::is_none));
-        prop_assert!(of.shapley_pp(&accuracies[..of.rows().len() - 1]).iter().all(Option::is_none));
+        prop_assert!(of.shapley_pp(&scores[..of.rows().len() - 1]).iter().all(Option::is_none));
     }
 }
 
@@ -236,10 +236,10 @@ fn additive_modules_have_no_interaction() {
     let worth = [1.5, -0.25, 3.0, 0.5, 2.0, 7.0];
     for modules in [3, 6] {
         let of = Counterfactual::for_last_step(&holding(modules), &mut random(3));
-        let accuracy = |row: usize| 50.0 + of.on(row).map(|slot| worth[slot]).sum::<f64>();
-        let accuracies: Vec<f64> = (0..of.rows().len()).map(accuracy).collect();
-        assert!(of.interactions_pp(&accuracies).iter().all(|i| i.pp.abs() < 1e-12));
-        for (slot, value) in of.shapley_pp(&accuracies).into_iter().take(modules).enumerate() {
+        let score = |row: usize| 50.0 + of.on(row).map(|slot| worth[slot]).sum::<f64>();
+        let scores: Vec<f64> = (0..of.rows().len()).map(score).collect();
+        assert!(of.interactions_pp(&scores).iter().all(|i| i.pp.abs() < 1e-12));
+        for (slot, value) in of.shapley_pp(&scores).into_iter().take(modules).enumerate() {
             assert!((value.unwrap() - worth[slot]).abs() < 1e-12);
         }
     }

@@ -15,7 +15,7 @@ pub(crate) enum ControlCommand {
     /// Compare controllers on fresh hosts.
     ///
     /// For each seed, every controller gets the same hosts, the same control split and the same
-    /// order of samples, for one episode of --steps. The table has test accuracy, parameters,
+    /// order of samples, for one episode of --steps. The table has test scores, parameters,
     /// compute, and paired differences from the first controller. Values are means over the seeds,
     /// with 95 % intervals; the value of a seed is the mean over its envs.
     ///
@@ -54,7 +54,7 @@ pub(crate) struct ControlEvalArguments {
     /// Number of seeds, which count up from --seed
     #[arg(long, value_name = "N", default_value_t = 5, help_heading = "Comparison")]
     pub(crate) seeds: usize,
-    /// File for a plot of accuracy against parameters and compute, .svg or .png; must not exist
+    /// File for a plot of the score against parameters and compute, .svg or .png; must not exist
     #[arg(long, value_name = "FILE", help_heading = "Comparison")]
     pub(crate) plot: Option<PlotFile>,
     /// Folder that keeps all runs of the comparison and study.json; must not exist [default:

@@ -23,7 +23,7 @@ pub(crate) struct RunsArguments {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RunsCommand {
-    /// Compare runs: settings that differ, results side by side, curves of control accuracy.
+    /// Compare runs: settings that differ, results side by side, curves of control scores.
     Compare(CompareArguments),
     /// Write a report of runs to one HTML file, without scripts or external resources.
     ///
@@ -53,7 +53,7 @@ pub(crate) struct CompareArguments {
     /// Folders of two or more runs
     #[arg(value_name = "RUN", num_args = 2.., required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// File for a plot of control accuracy over the steps, .svg or .png; must not exist
+    /// File for a plot of control scores over the steps, .svg or .png; must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) plot: Option<PlotFile>,
     /// Print JSON

@@ -60,7 +60,7 @@ pub(super) fn grown(
             Failure::value(argument, &module.blueprint, expected)
         })?;
         let (tempo, alpha_target, style) = (Tempo::Fast, AlphaTarget::Most, Style::LinearAdd);
-        let germination = Germination { blueprint, style, tempo, alpha_target, accuracy_pp: None };
+        let germination = Germination { blueprint, style, tempo, alpha_target, score_pp: None };
         let slot = host.slots().iter().position(|slot| slot.name == module.slot);
         let slot = slot.expect("the host was made with the slots of its modules");
         host.germinate(slot, germination).map_err(grow::Error::from)?;

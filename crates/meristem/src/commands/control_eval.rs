@@ -4,14 +4,14 @@ use std::io::stderr;
 use std::path::{Path, PathBuf};
 
 use comfy_table::CellAlignment;
-use meristem::nn::Network;
+use meristem::nn::{Network, ScoreKind};
 use meristem::train::statistics::{PairedDifference, Spread};
 use meristem::train::study::{Contender, Planned, Study, StudyConfig, StudyObserver, compare};
 use meristem::train::summary::Status;
 use meristem::train::{Event, Notice, Observer};
 use tempfile::TempDir;
 
-use super::{Outcome, exit_code, print_json};
+use super::{Outcome, exit_code, print_scores};
 use crate::cli::ControlEvalArguments;
 use crate::environment::is_drawable;
 use crate::failure::Failure;
@@ -19,7 +19,7 @@ use crate::plain::{self, counted, printable};
 use crate::plot;
 use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
-use crate::table;
+use crate::{score, table};
 
 /// Output folder of the runs.
 struct RunsFolder {
@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
         None => {}
     }
     if arguments.json {
-        print_json(&study)?
+        print_scores(&study, study.task.score())?
     } else {
         plain::out(&report(&study))
     }
@@ -150,14 +150,18 @@ fn report(study: &Study) -> String {
     let mut table = table::new();
     let first = study.contenders.first().map(|first| printable(&first.contender.to_string()));
     let against = format!("points above {}", first.unwrap_or_default());
-    let columns =
-        ["controller", "seeds", "test accuracy", "parameters", "GFLOP", &against, "seeds ahead"];
+    let kind = study.task.score();
+    let test = format!("test {kind}");
+    let columns = ["controller", "seeds", &test, "parameters", "GFLOP", &against, "seeds ahead"];
     table.set_header(columns);
     for report in &study.contenders {
         table.add_row([
             printable(&report.contender.to_string()),
             report.runs.len().to_string(),
-            spread(report.test_accuracy, |share| format!("{:.2}", 100.0 * share)) + " %",
+            spread(report.test_score, |score| match kind {
+                ScoreKind::Accuracy => format!("{:.2}", 100.0 * score),
+                _ => format!("{score:.4}"),
+            }) + score::unit(kind),
             spread(report.parameters, |count| plain::thousands(count.round() as u64)),
             spread(report.flops, |flops| format!("{:.1}", flops / 1e9)),
             spread(report.difference_pp.map(|d| d.spread), |pp| format!("{pp:+.2}")),

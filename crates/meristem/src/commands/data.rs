@@ -1,12 +1,13 @@
 //! `meristem data info | verify | import | plan | cache`.
 
+use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use meristem::data::order::{self, OrderConfig};
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, InputKind, Normalization, Source, Split, StoredType,
-    VerifyReport, import_cifar10, verify,
+    TargetKind, VerifyReport, import_cifar10, verify,
 };
 use meristem::data::{decoded, path_text};
 use meristem::train::settings::Normalize;
@@ -69,7 +70,11 @@ fn info(arguments: &InfoArguments) -> Outcome {
         plain::out(&format!("skipped   {skipped} images that do not decode or have a bad label"));
     }
     let classes: Vec<String> = info.classes.iter().map(|name| printable(name)).collect();
-    plain::out(&format!("classes   {}: {}", classes.len(), classes.join(", ")));
+    plain::out(&format!("{:<9} {}: {}", info.targets, classes.len(), classes.join(", ")));
+    if info.targets == TargetKind::Numbers {
+        let [mean, std] = [&info.target_mean, &info.target_std].map(|values| constants(values));
+        plain::out(&format!("          mean {mean}, std {std}; networks learn (y - mean) / std"));
+    }
     let (data_mean, data_std) = (constants(&info.mean), constants(&info.std));
     let per = if kind == InputKind::Vector { "feature" } else { "channel" };
     let (of, unit) = match stored {
@@ -90,7 +95,7 @@ fn info(arguments: &InfoArguments) -> Outcome {
 }
 
 /// Constants per channel in one line; the first of many.
-fn constants(values: &[f32]) -> String {
+fn constants<T: Display>(values: &[T]) -> String {
     let shown = values.iter().take(CONSTANTS_SHOWN).map(|value| format!("{value:.4}"));
     let rest = values.len().saturating_sub(CONSTANTS_SHOWN);
     let rest = (rest > 0).then(|| format!("and {rest} more"));

@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use meristem::data::Split;
 use meristem::train::eval::{EvalConfig, NormalizedBy, evaluate};
 
-use super::{Outcome, insight, print_json, warn_dropped};
+use super::{Outcome, insight, print_scores, warn_dropped};
 use crate::cli::EvalArguments;
 use crate::failure::Failure;
-use crate::plain;
+use crate::{plain, score};
 
 pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     let config = EvalConfig {
@@ -26,13 +26,14 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     };
     let mut report = evaluate(&config)?;
     report.memory = report.memory.filter(|_| arguments.insight.memory);
+    let kind = report.score_kind;
     if arguments.json {
-        print_json(&report)?
+        print_scores(&report, kind)?
     } else {
         plain::out(&format!(
-            "{}: accuracy {} on {} {} samples, loss {:.4}",
+            "{}: {kind} {} on {} {} samples, loss {:.4}",
             plain::shown(&arguments.weights),
-            plain::percent(Some(report.accuracy)),
+            score::value(kind, Some(report.score)),
             plain::thousands(report.samples),
             config.split,
             report.loss

@@ -21,6 +21,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meristem::device::{Device, DeviceId};
+use meristem::nn::ScoreKind;
+use meristem::train::name_scores;
 use meristem::train::summary::{MemorySummary, Status};
 use meristem::train::trace::TraceSummary;
 use serde::Serialize;
@@ -114,9 +116,14 @@ fn insight(memory: Option<&MemorySummary>, trace: Option<&TraceSummary>) {
 
 /// Prints a value as one line of JSON.
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    print_scores(value, ScoreKind::Accuracy)
+}
+
+/// Prints a value with scores of a kind as one line of JSON.
+fn print_scores(value: &impl Serialize, kind: ScoreKind) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|error| {
         Failure::failed(format!("cannot write the result as JSON: {error}"), "run without --json")
     })?;
-    plain::json(&line);
+    plain::json(&name_scores(line, kind));
     Ok(())
 }

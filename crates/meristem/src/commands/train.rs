@@ -9,7 +9,7 @@ use meristem::train::events::Event;
 use meristem::train::{self, Notice, Observer, Summary};
 
 use super::watch::{TrainingView, has_terminal, restore_screen};
-use super::{Outcome, exit_code, print_json, warn_dropped};
+use super::{Outcome, exit_code, print_scores, warn_dropped};
 use crate::cli::TrainArguments;
 use crate::environment::is_drawable;
 use crate::failure::Failure;
@@ -49,7 +49,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
         return Ok(exit_code(summary.status));
     }
     if arguments.json {
-        print_json(&summary)?;
+        print_scores(&summary, summary.task.score())?;
     }
     let mut report = table::report(&summary);
     if arguments.memory {

@@ -10,9 +10,7 @@ pub(crate) use self::html::Html;
 #[cfg(feature = "serve")]
 pub(crate) use self::html::STYLE;
 pub(crate) use self::run::about;
-pub(crate) use self::runs::{
-    accuracy, age, comparison, differences, results, side_by_side, skipped,
-};
+pub(crate) use self::runs::{age, comparison, differences, results, scores, side_by_side, skipped};
 use crate::plot::{Chart, Series, inline};
 
 /// Size of a chart in pixels.

@@ -1,14 +1,16 @@
 //! Parts of a page about one run.
 
 use meristem::control::{ActionOp, HEADS};
+use meristem::nn::ScoreKind;
 use meristem::train::reading::{Curve, EnvHistory, Run};
 use meristem::train::summary::EnvSummary;
 
 use super::html::Html;
 use super::runs::skipped;
 use super::{Part, chart, series};
-use crate::plain::{counted, percent, thousands};
+use crate::plain::{counted, thousands};
 use crate::plot::{Chart, DrawnSlot, Series, inline, lifecycle, topology};
+use crate::score;
 
 /// Maximum number of envs with a separate part; further envs are only in the charts.
 const ENVS_MAX: usize = 64;
@@ -79,28 +81,37 @@ fn incidents(run: &Run) -> Html {
 /// The mean curve over all rounds, then curves of all envs in the newest round.
 fn env_charts(run: &Run) -> Html {
     type Of = fn(&EnvHistory) -> &Curve;
+    let history = &run.history;
+    let kind = history.score_kind();
+    let (score, factor) = (format!("control {kind}"), score::factor(kind));
+    let axis = score::axes(Some(kind))[0];
+    let loss = match kind {
+        ScoreKind::Accuracy => "mean cross-entropy",
+        _ => "mean loss",
+    };
     let charts: [(&str, &'static str, Of, f64); 3] = [
-        ("control accuracy", "control accuracy, %", |env| &env.control_accuracy, 100.0),
-        ("training loss", "mean cross-entropy", |env| &env.train_loss, 1.0),
+        (&score, axis, |env| &env.control_score, factor),
+        ("training loss", loss, |env| &env.train_loss, 1.0),
         ("parameters of host and modules", "parameters", |env| &env.parameters, 1.0),
     ];
-    let history = &run.history;
     let mut body = Html::default();
     if history.round > 0 {
         body.push(chart(&Chart {
-            title: "mean control accuracy of the envs, over all rounds".into(),
-            labels: ["step, over all rounds", "control accuracy, %"],
-            series: vec![series("envs", &history.accuracy, 100.0)],
+            title: format!("mean {score} of the envs, over all rounds"),
+            labels: ["step, over all rounds", axis],
+            series: vec![series("envs", &history.score, factor)],
         }));
     }
     for (title, label, of, factor) in charts {
         let envs = history.envs.iter();
         let mut all: Vec<Series> =
             envs.map(|(number, env)| series(format!("env {number}"), of(env), factor)).collect();
-        if title == "control accuracy" {
-            all.extend(history.envs.iter().map(|(number, env)| {
-                series(format!("twin of {number}"), &env.twin_accuracy, factor)
-            }));
+        if title == score {
+            all.extend(
+                history.envs.iter().map(|(number, env)| {
+                    series(format!("twin of {number}"), &env.twin_score, factor)
+                }),
+            );
             all.retain(|series| !series.points.is_empty());
         }
         let title = if history.started.as_ref().is_some_and(|started| started.rounds > 1) {
@@ -165,12 +176,12 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
         body.push(Html::picture(inline(&picture, &label), &label));
     }
     let ended = run.summary.as_ref().and_then(|s| s.envs.iter().find(|env| env.env == number));
-    body.push(contributions(env, ended));
+    body.push(contributions(env, ended, run.history.score_kind()));
     body
 }
 
 /// Table of the modules of an env with their contributions, from the summary if the run has ended.
-fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>) -> Html {
+fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>, kind: ScoreKind) -> Html {
     let Some(last) = &env.last else { return Html::default() };
     if last.slots.is_empty() {
         return Html::of("p", "No module is in the network.");
@@ -206,6 +217,6 @@ fn contributions(env: &EnvHistory, ended: Option<&EnvSummary>) -> Html {
             points(measured.and_then(|module| module.shapley)),
         ]);
     }
-    let accuracy = percent(last.control_accuracy);
-    Html::table(&format!("Contributions of modules; control accuracy {accuracy}"), &rows)
+    let score = score::value(kind, last.control_score);
+    Html::table(&format!("Contributions of modules; control {kind} {score}"), &rows)
 }

@@ -6,8 +6,9 @@ use meristem::train::reading::{Overview, Run, Settings, Skipped};
 
 use super::html::Html;
 use super::{Part, chart, series};
-use crate::plain::{self, counted, duration, percent, thousands};
+use crate::plain::{self, counted, duration, thousands};
 use crate::plot::{Chart, Series};
+use crate::score;
 
 /// Settings that differ between runs, with the value of each run.
 pub(crate) fn differences(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
@@ -17,16 +18,19 @@ pub(crate) fn differences(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
     differ.into_iter().map(|(key, values)| (key, values.into_iter().map(plain).collect())).collect()
 }
 
-/// Chart of the runs' mean control accuracies.
-pub(crate) fn accuracy(runs: &[&Run]) -> Chart {
-    let percent = |[x, y]: [f64; 2]| [x + 1.0, 100.0 * y];
+/// Chart of the runs' mean control scores; of runs with different scores, without percent.
+pub(crate) fn scores(runs: &[&Run]) -> Chart {
+    let kind = score::common(runs.iter().map(|run| &run.overview));
+    let name = kind.map_or("score".into(), |kind| kind.to_string());
+    let factor = kind.map_or(1.0, score::factor);
+    let scaled = |[x, y]: [f64; 2]| [x + 1.0, factor * y];
     let series = runs.iter().enumerate().map(|(number, run)| Series {
         name: format!("{} {}", number + 1, run.overview.controller.as_deref().unwrap_or("")),
-        points: run.history.accuracy.points().into_iter().map(percent).collect(),
+        points: run.history.score.points().into_iter().map(scaled).collect(),
     });
     Chart {
-        title: "mean control accuracy of the envs".into(),
-        labels: ["step, over all rounds", "control accuracy, %"],
+        title: format!("mean control {name} of the envs"),
+        labels: ["step, over all rounds", score::axes(kind)[0]],
         series: series.collect(),
     }
 }
@@ -52,13 +56,18 @@ pub(crate) fn skipped(skipped: Skipped) -> Option<String> {
 }
 
 /// Results by name, each with its value for every run.
-pub(crate) fn results(runs: &[&Run]) -> Vec<(&'static str, Vec<String>)> {
+pub(crate) fn results(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
+    let kind = score::common(runs.iter().map(|run| &run.overview));
+    let [control, test] = ["control", "test"].map(|split| match kind {
+        Some(kind) => format!("{split} {kind}"),
+        None => format!("{split} score"),
+    });
+    // The name of the row has the name of the score, unless they differ.
+    let show = if kind.is_some() { score::value } else { score::named };
     let number = |value: Option<f64>| value.map_or("–".into(), |n| thousands(n.round() as u64));
     type Figure = fn(&Overview) -> String;
-    let rows: [(&'static str, Figure); 8] = [
+    let rows: [(&'static str, Figure); 6] = [
         ("state", |row| row.state.name().into()),
-        ("control accuracy", |row| percent(row.control_accuracy)),
-        ("test accuracy", |row| percent(row.test_accuracy)),
         ("steps", |row| row.steps.map_or("–".into(), |[done, all]| format!("{done}/{all}"))),
         ("training compute", |row| {
             row.training_flops.map_or("–".into(), |flops| plain::flops(flops as f64))
@@ -71,9 +80,16 @@ pub(crate) fn results(runs: &[&Run]) -> Vec<(&'static str, Vec<String>)> {
         ("controller", |row| row.controller.clone().unwrap_or("–".into())),
     ];
     let values = |figure: Figure| runs.iter().map(|run| figure(&run.overview)).collect();
-    let mut rows: Vec<_> = rows.into_iter().map(|(name, figure)| (name, values(figure))).collect();
-    let parameters = runs.iter().map(|run| number(run.overview.parameters)).collect();
-    rows.insert(3, ("parameters", parameters));
+    let mut rows: Vec<_> =
+        rows.into_iter().map(|(name, figure)| (name.to_string(), values(figure))).collect();
+    let overviews = || runs.iter().map(|run| &run.overview);
+    let inserted = [
+        (control, overviews().map(|run| show(run.task.score(), run.control_score)).collect()),
+        (test, overviews().map(|run| show(run.task.score(), run.test_score)).collect()),
+        ("parameters".into(), overviews().map(|run| number(run.parameters)).collect()),
+    ];
+    // After the state.
+    rows.splice(1..1, inserted);
     rows
 }
 
@@ -108,7 +124,7 @@ pub(crate) fn comparison(runs: &[&Run]) -> Vec<Part> {
     };
     let parameters = runs.iter().enumerate();
     let parameters = parameters.map(|(n, run)| series(n + 1, &run.history.parameters, 1.0));
-    let mut charts = chart(&accuracy(runs));
+    let mut charts = chart(&scores(runs));
     charts.push(chart(&Chart {
         title: "mean number of parameters".into(),
         labels: ["step, over all rounds", "parameters"],

@@ -1,4 +1,4 @@
-//! Plot of a study: accuracy against parameters on the left and against compute on the right, with
+//! Plot of a study: score against parameters on the left and against compute on the right, with
 //! a small dot for each seed and a large dot with error bars for each contender.
 
 use meristem::train::statistics::Spread;
@@ -7,6 +7,7 @@ use meristem::train::summary::Status;
 
 use super::axis::{Axis, Field, axes};
 use super::{Anchor, Colour, Picture, Shape, series_colour, short, text};
+use crate::score;
 
 /// Size of the plot, in pixels.
 const SIZE: [f64; 2] = [1200.0, 520.0];
@@ -56,15 +57,17 @@ pub(crate) fn study(study: &Study) -> Picture {
         let spreads = study.contenders.iter().filter_map(value);
         spreads.flat_map(|s| [-1.0, 1.0].map(|side| s.mean + side * s.ci95.unwrap_or(0.0)))
     };
-    let y = seeds().map(|run| run.test_accuracy).chain(ends(|report| report.test_accuracy));
-    let y = Axis::around(y.map(|share| 100.0 * share), [bottom, top]);
+    let kind = study.task.score();
+    let factor = score::factor(kind);
+    let y = seeds().map(|run| run.test_score).chain(ends(|report| report.test_score));
+    let y = Axis::around(y.map(|score| factor * score), [bottom, top]);
     let mut shapes = vec![text([left, 22.0], Anchor::Start, title(study))];
     for panel in &PANELS {
         let sides = [panel.field[0], panel.field[2]];
         let x = Axis::around(seeds().map(panel.of_run).chain(ends(panel.of_all)), sides);
-        shapes.extend(axes([&x, &y], panel.field, [panel.label, "test accuracy, %"]));
+        shapes.extend(axes([&x, &y], panel.field, [panel.label, score::axes(Some(kind))[1]]));
         for (place, report) in study.contenders.iter().enumerate() {
-            contender(report, panel, (series_colour(place), [&x, &y]), &mut shapes);
+            contender(report, panel, (series_colour(place), [&x, &y], factor), &mut shapes);
         }
     }
     for (place, report) in study.contenders.iter().enumerate() {
@@ -78,21 +81,21 @@ pub(crate) fn study(study: &Study) -> Picture {
 fn contender(
     report: &ContenderReport,
     panel: &Panel,
-    (colour, [x, y]): (Colour, [&Axis; 2]),
+    (colour, [x, y], factor): (Colour, [&Axis; 2], f64),
     to: &mut Vec<Shape>,
 ) {
     // The dots of single seeds are pale.
     let pale = colour.pale();
     to.extend(report.runs.iter().map(|run| Shape::Disc {
-        centre: [x.at((panel.of_run)(run)), y.at(100.0 * run.test_accuracy)],
+        centre: [x.at((panel.of_run)(run)), y.at(factor * run.test_score)],
         radius: 3.0,
         colour: pale,
     }));
-    let Some((across, accuracy)) = (panel.of_all)(report).zip(report.test_accuracy) else { return };
-    let centre = [x.at(across.mean), y.at(100.0 * accuracy.mean)];
-    if let Some((wide, high)) = across.ci95.zip(accuracy.ci95) {
+    let Some((across, score)) = (panel.of_all)(report).zip(report.test_score) else { return };
+    let centre = [x.at(across.mean), y.at(factor * score.mean)];
+    if let Some((wide, high)) = across.ci95.zip(score.ci95) {
         let [left, right] = [-wide, wide].map(|d| [x.at(across.mean + d), centre[1]]);
-        let [below, above] = [-high, high].map(|d| [centre[0], y.at(100.0 * (accuracy.mean + d))]);
+        let [below, above] = [-high, high].map(|d| [centre[0], y.at(factor * (score.mean + d))]);
         to.push(Shape::Line { from: left, to: right, colour });
         to.push(Shape::Line { from: below, to: above, colour });
     }

@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use meristem::nn::ScoreKind;
 use meristem::train::events::{RunStarted, StepCompleted};
 
 use crate::plain::printable;
 
 use super::is_stopping;
-use super::lines::{accuracies, env_status};
+use super::lines::{env_status, scores};
 use super::shown::{OutputForm, shown};
 
 /// One line per env, limited by the rows of the terminal, and one for the run.
@@ -18,6 +19,8 @@ pub(super) struct Bars {
     /// Line for the envs without a separate line.
     others: Option<ProgressBar>,
     total: ProgressBar,
+    /// Kind of the scores.
+    score: ScoreKind,
 }
 
 /// Number of envs with a separate line on a terminal with `rows` rows. One row is left for the
@@ -47,7 +50,7 @@ impl Bars {
         let total = all.add(ProgressBar::new((run.steps * run.rounds) as u64).with_style(whole));
         total.enable_steady_tick(Duration::from_millis(500));
         *shown() = OutputForm::Bar(total.clone());
-        Self { all, envs, others, total }
+        Self { all, envs, others, total, score: run.task.score() }
     }
 
     /// Updates the bar of the run, unless it shows that the run is stopping.
@@ -63,13 +66,13 @@ impl Bars {
 
     pub(super) fn show_others(&self, envs: &[Option<StepCompleted>]) {
         let Some(bar) = &self.others else { return };
-        bar.set_message(accuracies(envs.get(self.envs.len()..).unwrap_or_default()));
+        bar.set_message(scores(self.score, envs.get(self.envs.len()..).unwrap_or_default()));
         bar.tick();
     }
 
     pub(super) fn env(&self, step: &StepCompleted) {
         let Some(bar) = self.envs.get(step.env) else { return };
-        bar.set_message(printable(&env_status(step)));
+        bar.set_message(printable(&env_status(self.score, step)));
         bar.tick();
     }
 

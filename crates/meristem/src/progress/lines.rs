@@ -3,10 +3,12 @@
 use meristem::control::{ActionOp, HEADS, RoundReport};
 use meristem::device::DeviceId;
 use meristem::grow::Stage;
+use meristem::nn::ScoreKind;
 use meristem::train::events::{Event, Extension, Recorded, RunStarted, SlotState, StepCompleted};
-use meristem::train::settings::{Normalize, PolicyStart};
+use meristem::train::settings::{Normalize, PolicyStart, TaskKind};
 
-use crate::plain::{self, counted, mean, percent, printable, thousands};
+use crate::plain::{self, counted, mean, printable, thousands};
+use crate::score;
 
 /// Formats the first lines of a run: hosts, data, number of steps, devices.
 pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
@@ -22,13 +24,17 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
             format!("{} devices ({}) of ", names.len(), printable(&names.join(", ")))
         }
     };
+    let task = match run.task {
+        TaskKind::Classify => String::new(),
+        task => format!(" (task {task})"),
+    };
     let normalize = match &run.normalize {
         Normalize::Data => String::new(),
         constants => format!(", normalize {constants}"),
     };
     [
         format!(
-            "{} of `{}` ({} parameters) on {}, each with {} samples per step (epoch {})",
+            "{} of `{}` ({} parameters) on {}{task}, each with {} samples per step (epoch {})",
             counted(run.envs, ["env", "envs"]),
             printable(&run.host.to_string()),
             thousands(run.host_parameters as u64),
@@ -121,10 +127,14 @@ pub(super) fn event_text(event: &Event) -> Option<String> {
 }
 
 /// Formats the results of a round in which a policy learned.
-pub(super) fn round_ended(round: usize, accuracy: Option<f64>, report: &RoundReport) -> String {
+pub(super) fn round_ended(
+    round: usize,
+    (kind, mean): (ScoreKind, Option<f64>),
+    report: &RoundReport,
+) -> String {
     let skipped = if report.skipped > 0 { "; update skipped" } else { "" };
-    let (number, accuracy) = (round + 1, percent(accuracy));
-    format!("  round {number}: mean accuracy {accuracy}, return {:.3}{skipped}", report.mean_return)
+    let (number, mean) = (round + 1, score::value(kind, mean));
+    format!("  round {number}: mean {kind} {mean}, return {:.3}{skipped}", report.mean_return)
 }
 
 /// Formats the statistics of a policy's update on one line, with the entropies of all heads that
@@ -146,9 +156,9 @@ pub(super) fn update_statistics(report: &RoundReport) -> String {
     )
 }
 
-/// Mean control accuracy over all envs after the last step.
-pub(super) fn mean_accuracy(envs: &[Option<StepCompleted>]) -> Option<f64> {
-    mean(envs.iter().flatten().filter_map(|step| step.control_accuracy))
+/// Mean control score over all envs after the last step.
+pub(super) fn mean_score(envs: &[Option<StepCompleted>]) -> Option<f64> {
+    mean(envs.iter().flatten().filter_map(|step| step.control_score))
 }
 
 /// Formats a contribution, such as ` (contribution +1.8 points)`; empty without a measurement.
@@ -156,38 +166,34 @@ fn in_points(contribution: Option<f64>) -> String {
     contribution.map_or(String::new(), |pp| format!(" (contribution {pp:+.1} points)"))
 }
 
-/// Formats accuracies, such as `control accuracy 81.2 80.4 %, bare 78.5 %`; with more than eight
-/// envs, as a range. `bare` is the mean over the twins.
-pub(super) fn accuracies(envs: &[Option<StepCompleted>]) -> String {
-    let shares: Vec<f64> = envs
-        .iter()
-        .flatten()
-        .map(|step| step.control_accuracy.unwrap_or(step.train_accuracy))
-        .collect();
-    let split = if envs.iter().flatten().any(|step| step.control_accuracy.is_some()) {
+/// Formats scores, such as `control accuracy 81.2 80.4 %, bare 78.5 %` or `control R² 0.873`; with
+/// more than eight envs, as a range. `bare` is the mean over the twins.
+pub(super) fn scores(kind: ScoreKind, envs: &[Option<StepCompleted>]) -> String {
+    let all: Vec<f64> =
+        envs.iter().flatten().map(|step| step.control_score.unwrap_or(step.train_score)).collect();
+    let split = if envs.iter().flatten().any(|step| step.control_score.is_some()) {
         "control"
     } else {
         "training"
     };
-    let (median, least, greatest) = plain::spread(&shares);
-    let figures = match shares.len() {
-        0..=8 => shares.iter().map(|s| format!("{:4.1}", 100.0 * s)).collect::<Vec<_>>().join(" "),
-        _ => {
-            format!("{:.1} to {:.1}, median {:.1}", 100.0 * least, 100.0 * greatest, 100.0 * median)
-        }
+    let (median, least, greatest) = plain::spread(&all);
+    let figure = |score: &f64| score::figure(kind, *score);
+    let figures = match all.len() {
+        0..=8 => all.iter().map(|s| format!("{:>4}", figure(s))).collect::<Vec<_>>().join(" "),
+        _ => format!("{} to {}, median {}", figure(&least), figure(&greatest), figure(&median)),
     };
-    let twins = envs.iter().flatten().filter_map(|step| step.twin?.control_accuracy);
-    let bare =
-        mean(twins).map_or(String::new(), |share| format!(", bare {}", percent(Some(share))));
-    format!("{split} accuracy {figures} %{bare}")
+    let twins = envs.iter().flatten().filter_map(|step| step.twin?.control_score);
+    let bare = mean(twins)
+        .map_or(String::new(), |twin| format!(", bare {}", score::value(kind, Some(twin))));
+    format!("{split} {kind} {figures}{}{bare}", score::unit(kind))
 }
 
-/// Formats accuracy, modules and parameters of an env. Parameters are last, because the end may be
+/// Formats score, modules and parameters of an env. Parameters are last, because the end may be
 /// cut off at 80 columns.
-pub(super) fn env_status(step: &StepCompleted) -> String {
-    let accuracy = match step.control_accuracy {
-        Some(share) => format!("control {}", percent(Some(share))),
-        None => format!("training {}", percent(Some(step.train_accuracy))),
+pub(super) fn env_status(kind: ScoreKind, step: &StepCompleted) -> String {
+    let score = match step.control_score {
+        Some(score) => format!("control {}", score::named(kind, Some(score))),
+        None => format!("training {}", score::named(kind, Some(step.train_score))),
     };
     let grown = match step.grown_parameters {
         0 => String::new(),
@@ -195,7 +201,7 @@ pub(super) fn env_status(step: &StepCompleted) -> String {
     };
     let host = thousands(step.host_parameters as u64);
     let slots = step.slots.iter().map(slot);
-    let parts = std::iter::once(accuracy).chain(slots).chain([format!("{host}{grown} parameters")]);
+    let parts = std::iter::once(score).chain(slots).chain([format!("{host}{grown} parameters")]);
     parts.collect::<Vec<_>>().join("  ")
 }
 
@@ -216,15 +222,15 @@ mod tests {
 
     use super::*;
 
-    fn step(env: usize, control_accuracy: Option<f64>) -> Option<StepCompleted> {
+    fn step(env: usize, control_score: Option<f64>) -> Option<StepCompleted> {
         Some(StepCompleted {
             env,
             round: 0,
             step: 0,
             train_loss: 1.0,
-            train_accuracy: 0.5,
+            train_score: 0.5,
             control_loss: None,
-            control_accuracy,
+            control_score,
             host_gradient_norm: None,
             host_parameters: 6418,
             grown_parameters: 0,
@@ -243,20 +249,26 @@ mod tests {
     #[test]
     fn a_step_is_one_line() {
         let few = [step(0, Some(0.812)), step(1, Some(0.5))];
-        assert_eq!(accuracies(&few), "control accuracy 81.2 50.0 %");
+        assert_eq!(scores(ScoreKind::Accuracy, &few), "control accuracy 81.2 50.0 %");
         let bare = [step(0, None)];
-        assert_eq!(accuracies(&bare), "training accuracy 50.0 %");
-        assert_eq!(mean_accuracy(&few), Some(0.656));
+        assert_eq!(scores(ScoreKind::Accuracy, &bare), "training accuracy 50.0 %");
+        assert_eq!(mean_score(&few), Some(0.656));
         let twin = |share| {
-            let twin = TwinStep { train_loss: None, control_loss: None, control_accuracy: share };
+            let twin = TwinStep { train_loss: None, control_loss: None, control_score: share };
             step(0, Some(0.812)).map(|step| StepCompleted { twin: Some(twin), ..step })
         };
         let beside = [twin(Some(0.7)), twin(Some(0.71))];
-        assert_eq!(accuracies(&beside), "control accuracy 81.2 81.2 %, bare 70.5 %");
-        assert_eq!(accuracies(&[twin(None)]), "control accuracy 81.2 %");
-        assert_eq!(mean_accuracy(&bare), None);
+        assert_eq!(
+            scores(ScoreKind::Accuracy, &beside),
+            "control accuracy 81.2 81.2 %, bare 70.5 %"
+        );
+        assert_eq!(scores(ScoreKind::Accuracy, &[twin(None)]), "control accuracy 81.2 %");
+        assert_eq!(mean_score(&bare), None);
         let many: Vec<_> = (0..9).map(|env| step(env, Some(env as f64 / 10.0))).collect();
-        assert_eq!(accuracies(&many), "control accuracy 0.0 to 80.0, median 40.0 %");
+        assert_eq!(
+            scores(ScoreKind::Accuracy, &many),
+            "control accuracy 0.0 to 80.0, median 40.0 %"
+        );
     }
 
     #[test]
@@ -271,7 +283,7 @@ mod tests {
         };
         let mut growing = step(0, Some(0.8)).unwrap();
         growing.slots = vec![slot("r0c1"), slot("r1c2")];
-        let text = env_status(&growing);
+        let text = env_status(ScoreKind::Accuracy, &growing);
         let expected = "control 80.0 %  r0c1 conv_light α 0.25  r1c2 conv_light α 0.25";
         assert_eq!(text, format!("{expected}  6,418 parameters"));
         // The prefix is `   env 0 `.
@@ -285,13 +297,16 @@ mod tests {
         (report.entropies[0], report.entropies[2]) = (0.75, 1.0);
         (report.ops[0], report.ops[1]) = (7, 1);
         let expected = "  round 2: mean accuracy 50.0 %, return 1.250";
-        assert_eq!(round_ended(1, Some(0.5), &report), expected);
+        assert_eq!(round_ended(1, (ScoreKind::Accuracy, Some(0.5)), &report), expected);
         assert_eq!(
             update_statistics(&report),
             "    KL 0.0123, explained variance 0.50, entropy op 0.75 blueprint 1.00; \
              actions WAIT 7 GERMINATE 1"
         );
         report.skipped = 1;
-        assert_eq!(round_ended(1, Some(0.5), &report), format!("{expected}; update skipped"));
+        assert_eq!(
+            round_ended(1, (ScoreKind::Accuracy, Some(0.5)), &report),
+            format!("{expected}; update skipped")
+        );
     }
 }

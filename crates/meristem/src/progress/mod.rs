@@ -13,7 +13,7 @@ use meristem::train::{Notice, Observer};
 use crate::escape;
 use crate::plain::{self, duration, thousands};
 use bars::Bars;
-use lines::{accuracies, beginning, event_text, mean_accuracy, round_ended, update_statistics};
+use lines::{beginning, event_text, mean_score, round_ended, scores, update_statistics};
 use shown::{HeldLine, OutputForm, shown};
 pub(crate) use shown::{ScreenGuard, has_screen};
 
@@ -159,8 +159,8 @@ impl Progress {
         if self.mode == Mode::Bars {
             return;
         }
-        let accuracies = accuracies(&self.envs);
-        self.line(&format!("{round}step {number:>3}/{steps}  {accuracies}  {rate}"));
+        let scores = scores(run.task.score(), &self.envs);
+        self.line(&format!("{round}step {number:>3}/{steps}  {scores}  {rate}"));
     }
 
     fn batch(&self, event: &Event) {
@@ -187,8 +187,8 @@ impl Observer for Progress {
             Event::StepCompleted(step) => self.step(step),
             Event::BatchCompleted { .. } => self.batch(event),
             Event::PolicyUpdated { round, report } => {
-                let accuracy = mean_accuracy(&self.envs);
-                self.line(&round_ended(*round, accuracy, report));
+                let kind = self.run.as_ref().map(|run| run.task.score()).unwrap_or_default();
+                self.line(&round_ended(*round, (kind, mean_score(&self.envs)), report));
                 if self.verbose {
                     self.line(&update_statistics(report));
                 }

@@ -115,7 +115,7 @@ fn every_row_of_an_evaluation_has_its_score() {
         }
         let together = metrics(&network).eval;
         for (row, expected) in together.iter().zip(expected) {
-            assert_sums((row.loss_sum, row.score), expected);
+            assert_sums((row.loss_sum, row.sums), expected);
             assert_eq!((row.samples, row.correct), (11, 0));
         }
         assert_ne!(together[0].loss_sum, together[1].loss_sum);
@@ -128,7 +128,7 @@ fn every_row_of_an_evaluation_has_its_score() {
             (0..4).for_each(|row| network.eval_step(&x, &y, row).unwrap());
         }
         for (alone, row) in metrics(&network).eval.iter().zip(&together) {
-            let sums = |of: &meristem_nn::EvalMetrics| (of.loss_sum, of.samples, of.score);
+            let sums = |of: &meristem_nn::EvalMetrics| (of.loss_sum, of.samples, of.sums);
             assert_eq!(sums(alone), sums(row), "a pass for each row");
         }
     }
@@ -172,7 +172,7 @@ fn a_training_step_has_the_gradient_of_the_mean() {
             assert!(apart < 1e-6, "{loss:?} {output}: {slope} {difference}");
         }
         let metrics = metrics(&network);
-        assert_sums((metrics.loss_sum, metrics.score), slow(&loss, &values, &y));
+        assert_sums((metrics.loss_sum, metrics.sums), slow(&loss, &values, &y));
         assert_eq!((metrics.samples, metrics.steps, metrics.correct), (8, 1, 0));
         assert_eq!(metrics.batch_losses, [metrics.loss_sum / 8.0]);
     }
@@ -199,7 +199,7 @@ fn regression_learns_and_its_score_says_so() {
             (0..steps).for_each(|_| network.train_step(&inputs, &labels).unwrap());
             network.reset_metrics().unwrap();
             network.eval_step(&inputs, &labels, 0).unwrap();
-            r2.push(metrics(&network).eval[0].score.r2(squares).unwrap());
+            r2.push(metrics(&network).eval[0].sums.r2(squares).unwrap());
         }
         // At the start the bias of 5 is missing.
         assert!(r2[0] < 0.0 && r2[1] > 0.95 && r2[1] <= 1.0, "{loss:?}: {r2:?}");
@@ -243,7 +243,7 @@ fn smoothed_and_weighted_labels_have_the_loss_of_their_formula() {
             let rows = metrics(&network).eval;
             assert!((rows[0].loss_sum - expected).abs() < 1e-5 * expected, "{loss:?}");
             assert_eq!((rows[0], rows[0].samples), (rows[1], 8));
-            assert_eq!(rows[0].score, ScoreSums::default());
+            assert_eq!(rows[0].sums, ScoreSums::default());
             network.train_step(&x, &y).unwrap();
             assert!(metrics(&network).loss_sum > 0.0);
         }
@@ -313,7 +313,7 @@ fn the_loss_stays_with_the_network() {
     }
     let both = [&network, &replica].map(metrics);
     assert_eq!(both[0], both[1]);
-    assert!(both[0].score.f1().is_some());
+    assert!(both[0].sums.f1().is_some());
 }
 
 /// Weights, and metrics of a training step and an evaluation.
@@ -334,8 +334,8 @@ fn trained(streams: [&Stream; 2], graph: &Arc<Graph>, loss: &Loss) -> Results {
     let metrics = metrics(&networks[1]);
     let eval = &metrics.eval[0];
     let sums = vec![
-        (metrics.loss_sum, metrics.batch_losses[2], metrics.score),
-        (eval.loss_sum, eval.squares, eval.score),
+        (metrics.loss_sum, metrics.batch_losses[2], metrics.sums),
+        (eval.loss_sum, eval.squares, eval.sums),
     ];
     (networks[1].state_dict().unwrap(), sums)
 }

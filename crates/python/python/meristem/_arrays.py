@@ -13,7 +13,8 @@ import numpy as np
 
 from . import _meristem
 from ._arguments import refused, sequence, text
-from ._tables import columns_of, labels_of, rows_of, samples_of, wrong
+from ._tables import columns_of, rows_of, samples_of, wrong
+from ._targets import ARRAYS, targets_of
 from .errors import DataError
 
 Named = dict[str, "np.ndarray[Any, Any]"]
@@ -32,8 +33,9 @@ def file_of(
     classes: Iterable[str] | None,
     kind: str | None,
     channels_last: bool | None,
+    task: str | None,
 ) -> tuple[Path, bool]:
-    """Writes samples and labels to a file whose name is a digest of its contents.
+    """Writes samples and targets to a file whose name is a digest of its contents.
 
     Equal arrays have one file, so that a run can be resumed by another process that makes the same
     arrays, or none. Returns the file, and whether it is new.
@@ -45,8 +47,20 @@ def file_of(
         if not isinstance(test, tuple | list) or len(test) != 2:
             raise refused("test", test, "a pair of samples and labels", DataError)
         splits["test"] = (test[0], test[1])
-    labels = {split: labels_of(f"labels of {split}", pair[1]) for split, pair in splits.items()}
-    labels, names = numbered(labels, classes)
+    # The training targets decide the task of both splits.
+    found = {"train": targets_of("labels of train", train[1], task)}
+    if "test" in splits:
+        found["test"] = targets_of("labels of test", splits["test"][1], found["train"].task)
+    labels = {split: targets.array for split, targets in found.items()}
+    if found["train"].task == "classify":
+        labels, names = numbered(labels, classes)
+    else:
+        if found["train"].names != found.get("test", found["train"]).names:
+            got, expected = "other columns than in training", "the columns of training"
+            raise wrong("labels of test", got, expected, "give both tables the same columns")
+        names = names_of(classes) or found["train"].names
+        check_names(names or [])
+    array_of_targets = ARRAYS[found["train"].task]
     arrays: Named = {}
     order: list[str] | None = None
     for split, (samples, _) in splits.items():
@@ -60,20 +74,25 @@ def file_of(
             array = rows_of(name, table, order)
             order = list(table)
         base, array = placed(name, array, kind, channels_last)
-        arrays |= {f"{split}_{base}": array, f"{split}_labels": labels[split]}
+        arrays |= {f"{split}_{base}": array, f"{split}_{array_of_targets}": labels[split]}
     if names is not None:
         arrays["classes"] = np.array(names, dtype=np.str_)
     return stored(arrays)
 
 
+def names_of(classes: Iterable[str] | None) -> list[str] | None:
+    """The given names, if there are any."""
+    if classes is None:
+        return None
+    given = sequence("classes", classes, "a list of names", DataError)
+    if not given or not all(isinstance(name, str) for name in given):
+        raise refused("classes", classes, "a list of names", DataError)
+    return [str.__str__(name) for name in given]
+
+
 def numbered(labels: Named, classes: Iterable[str] | None) -> tuple[Named, list[str] | None]:
     """Labels as numbers, and the names of the classes, which text labels need: sorted by default."""
-    names: list[str] | None = None
-    if classes is not None:
-        given = sequence("classes", classes, "a list of names", DataError)
-        if not given or not all(isinstance(name, str) for name in given):
-            raise refused("classes", classes, "a list of names", DataError)
-        names = [str.__str__(name) for name in given]
+    names = names_of(classes)
     texts = {split for split, array in labels.items() if array.dtype.kind == "U"}
     others = {split for split, array in labels.items() if array.dtype.kind != "U" and array.size}
     if texts and others:

@@ -35,7 +35,7 @@ class Slot:
     blueprint: str | None
     #: Steps since the module germinated.
     age: int
-    #: Contribution in percentage points of control accuracy; ``None`` before it was measured.
+    #: Contribution in percentage points of the control score; ``None`` before it was measured.
     contribution: float | None
     #: 0..1; ``None`` before it was measured.
     gradient_health: float | None
@@ -57,8 +57,8 @@ class Env:
     step: int
     #: Steps of an episode.
     episode_steps: int
-    #: Control accuracy after each step of the episode so far, 0..1.
-    accuracies: list[float]
+    #: Control score after each step of the episode so far: accuracy, micro-F1 or R².
+    scores: list[float]
     #: Control loss after each step so far.
     losses: list[float]
     #: Current control loss of the bare twin; ``None`` without a twin.
@@ -78,6 +78,11 @@ class Env:
     slot_mask: "npt.NDArray[np.int8]"
     #: int8 (S, blueprints): the blueprints that may germinate in each slot.
     blueprint_mask: "npt.NDArray[np.int8]"
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The scores, of a run that classifies: control accuracies, 0..1."""
+        return self.scores
 
 
 #: A function that chooses the action of an env.

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     env: int
     #: float32 (N, C, H, W), channels last; a signal has one row. Vectors are (N, F).
     inputs: Array
-    #: int32 (N).
+    #: Classes: int32 (N). Labels from 0 to 1, or standardised numbers: float32 (N, K).
     targets: Array
 
 
@@ -46,6 +46,7 @@ class Dataset:
         classes: Sequence[str] | None = None,
         kind: str | None = None,
         channels_last: bool | None = None,
+        task: str | None = None,
         split: str = "train",
         root: "str | PathLike[str] | None" = None,
         skip_bad: bool = False,
@@ -62,16 +63,19 @@ class Dataset:
 
         Args:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
-                ``csv``, ``arrays``, ``mnist1d``, ``blobs`` or ``spirals``, as for ``--dataset``
+                ``csv``, ``arrays``, ``mnist1d``, ``blobs``, ``spirals`` or ``friedman``, as for ``--dataset``
                 on the command line; or training samples: [N, F], [N, C, L] with ``kind="signal"``,
                 [N, C, H, W], or a table with a row for each sample. Bytes b have the value b / 255.
-            targets: Labels of the training samples [N]: integers from 0 on, or text, whose classes
-                are sorted.
-            test: Samples and labels of the test split.
-            classes: Names of the classes, by number.
+            targets: Targets of the training samples. Classes [N]: integers from 0 on, or text, whose
+                classes are sorted. Several labels [N, K]: bits. Numbers [N] or [N, K]: floats. A
+                table may have the columns.
+            test: Samples and targets of the test split.
+            classes: Names of the classes, by number; or of the K labels or numbers.
             kind: ``vector``, ``signal`` or ``image``. Arrays of three axes need it: signals, or grey
                 images [N, H, W].
             channels_last: Whether images are [N, H, W, C]. Arrays that look so must say.
+            task: ``classify``, ``multilabel`` or ``regress``, where the targets leave it open: floats
+                that are all whole numbers are classes, unless it is ``regress``.
             split: ``train`` or ``test``.
             root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.
@@ -92,7 +96,7 @@ class Dataset:
             "device": text("device", device, DataError),
         }
         of_arrays = {"targets": targets, "test": test, "classes": classes, "kind": kind}
-        of_arrays["channels_last"] = channels_last
+        of_arrays |= {"channels_last": channels_last, "task": task}
         new_file: Path | None = None
         if not isinstance(dataset, str):
             if targets is None:
@@ -102,7 +106,7 @@ class Dataset:
                 if place[name] is not None:
                     raise refused(name, place[name], "None for arrays", DataError)
             layout = None if channels_last is None else flag("channels_last", channels_last, DataError)
-            file, is_new = _arrays.file_of((dataset, targets), test, classes, kind, layout)
+            file, is_new = _arrays.file_of((dataset, targets), test, classes, kind, layout, task)
             dataset, place["root"], new_file = "arrays", str(file), file if is_new else None
         else:
             for name, value in of_arrays.items():
@@ -126,7 +130,13 @@ class Dataset:
         self.kind: str = about["kind"]
         #: Channels, height, width of an image; channels, points of a signal; features of a vector.
         self.shape: tuple[int, ...] = tuple(about["shape"])
+        #: ``classes``, ``labels`` or ``numbers``.
+        self.targets: str = about["targets"]
+        #: Names of the classes, labels or numbers.
         self.classes: list[str] = about["classes"]
+        #: Mean and standard deviation of each of the training targets that are numbers, else empty.
+        self.target_mean: list[float] = about["target_mean"]
+        self.target_std: list[float] = about["target_std"]
         #: Mean and standard deviation of each channel of the training samples, bytes as 0..1.
         self.mean: list[float] = about["mean"]
         self.std: list[float] = about["std"]

@@ -1,5 +1,6 @@
 """Fleets: runs that the program steps."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from . import _meristem
 from ._arguments import configuration, integer, path, refused, sequence
 from .control import Action, Env, env_of, to_engine
-from .errors import ControllerError, SettingError
+from .errors import ControllerError, SettingError, StateError
 from .runs import Run
 from .weights import Weights, parse
 
@@ -26,12 +27,44 @@ PROGRAM = "none: a fleet executes the actions given to `apply`; meristem.train t
 class Figures:
     """Results of the last step of an env. Control results are ``None`` without a control split."""
 
+    #: What the scores are: ``"accuracy"``, ``"f1"`` or ``"r2"``.
+    score: str
     train_loss: float
-    train_accuracy: float
+    #: NaN if there is none: with F1 if no label is present and none is predicted.
+    train_score: float
     control_loss: float | None
-    control_accuracy: float | None
+    control_score: float | None
     host_parameters: int
     grown_parameters: int
+
+    @property
+    def train_accuracy(self) -> float:
+        """The training score of a run that classifies, 0..1.
+
+        Raises:
+            StateError: The run has another score.
+        """
+        return self._accuracy(self.train_score)
+
+    @property
+    def control_accuracy(self) -> float | None:
+        """The control score of a run that classifies, 0..1.
+
+        Raises:
+            StateError: The run has another score.
+        """
+        return self._accuracy(self.control_score)
+
+    def _accuracy(self, score: Any) -> Any:
+        if self.score != "accuracy":
+            raise StateError(f"this run has no accuracy; its score is {self.score}: use `control_score`")
+        return score
+
+
+def figures_of(given: dict[str, Any]) -> Figures:
+    """Converts the engine's figures; JSON has no NaN."""
+    score = given.pop("train_score")
+    return Figures(train_score=math.nan if score is None else score, **given)
 
 
 class Fleet:
@@ -127,7 +160,7 @@ class Fleet:
     @property
     def figures(self) -> list[Figures]:
         """Results of the last step of each env."""
-        return [Figures(**env["figures"]) for env in self._run.envs()]
+        return [figures_of(env["figures"]) for env in self._run.envs()]
 
     @property
     def slots(self) -> list[str]:

@@ -52,7 +52,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
     info["slot_mask"]  int8 (envs, 6, S): the slots in which each op is legal
     info["blueprint_mask"] int8 (envs, S, B): the blueprints that may germinate in each slot
     info["illegal"]    bool (envs): the last action was not legal, and was replaced by WAIT
-    info["accuracy"]   float64 (envs): control accuracy
+    info["score"]      float64 (envs): control score: accuracy, micro-F1 or R²
+    info["accuracy"]   the same
     ================== =============================================================================
     """
 
@@ -201,9 +202,8 @@ class GrowthVectorEnv(VectorEnv[Any, Any, Any]):
             for name in ("op_mask", "slot_mask", "blueprint_mask")
         }
         info["illegal"] = illegal
-        info["accuracy"] = np.array(
-            [env.accuracies[-1] if env.accuracies else np.nan for env in envs]
-        )
+        scores = [env.scores[-1] if env.scores else np.nan for env in envs]
+        info["score"] = info["accuracy"] = np.array(scores)
         return np.stack([env.observation for env in envs]), info
 
 

@@ -454,13 +454,35 @@ class Numpy:
 def logits(
     weights: "str | PathLike[str] | Weights", images: "npt.ArrayLike"
 ) -> "npt.NDArray[np.float64]":
-    """The logits of normalised samples, by numpy: images (N, C, H, W), signals (N, C, L) or vectors
+    """The outputs for normalised samples, by numpy, before :func:`predictions`: images (N, C, H, W), signals (N, C, L) or vectors
     (N, F). Slow, for reference."""
     weights = read(weights)
     library, host, topology = Numpy(weights.tensors), host_of(weights), topology_of(weights)
     x = as_images(input_kind(weights), np.asarray(images, np.float64))
     result: npt.NDArray[np.float64] = forward(library, host, topology, x)
     return result
+
+
+def predictions(weights: "str | PathLike[str] | Weights", outputs: Any) -> Any:
+    """What outputs (N, K) of a network mean: probabilities of the classes, the probability of each
+    label, or numbers in the units of the targets."""
+    task, scale = task_of(read(weights))
+    if task == "multilabel":
+        return 1 / (1 + np.exp(-outputs))
+    if scale is not None:
+        return outputs * np.asarray(scale[1]) + np.asarray(scale[0])
+    if task == "regress":
+        return outputs
+    powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def task_of(weights: Weights) -> tuple[str, tuple[Sequence[float], Sequence[float]] | None]:
+    """``classify``, ``multilabel`` or ``regress``; and mean and standard deviation of the training
+    targets of each output, if these are standardised numbers."""
+    about = weights.metadata.get("outputs", {})
+    scale = about.get("scale")
+    return about.get("task", "classify"), scale and (scale["mean"], scale["std"])
 
 
 def input_kind(weights: Weights) -> str:

@@ -54,6 +54,8 @@ class Network(nn.Module):
         #: Mean and standard deviation per channel, for values in the file, or for bytes as 0..1;
         #: ``None`` as for ``classes``.
         self.pixels = normalization(weights) if "normalization" in weights.metadata else None
+        #: ``classify``, ``multilabel`` or ``regress``; and the scale of numbers.
+        self.task, self.scale = network.task_of(weights)
         # Owners of the tensors by name. A layer may have any name, also one of an attribute of a
         # module, such as `type`; `add_module` would refuse it.
         self._owners: dict[str, nn.Module] = {}
@@ -71,11 +73,21 @@ class Network(nn.Module):
                 at.register_parameter(last, nn.Parameter(tensor))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """The logits (N, classes) of normalised images (N, C, H, W), signals (N, C, L) or vectors
+        """The outputs (N, K), logits of classes or labels, of normalised images (N, C, H, W), signals (N, C, L) or vectors
         (N, F)."""
         x = as_images(self.kind, samples)
         logits: Tensor = forward(self, self.host, self.topology, x)
         return logits
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """What outputs (N, K) of :meth:`forward` mean: probabilities of the classes, the probability
+        of each label, or numbers in the units of the targets."""
+        if self.task == "multilabel":
+            return outputs.sigmoid()
+        if self.scale is not None:
+            mean, std = (outputs.new_tensor(x) for x in self.scale)
+            return outputs * std + mean
+        return outputs if self.task == "regress" else outputs.softmax(dim=1)
 
     def normalized(self, samples: Tensor) -> Tensor:
         """Normalises samples of these shapes as in training; uint8 as 0..1.

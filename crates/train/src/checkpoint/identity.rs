@@ -109,6 +109,7 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
         [
             ("dataset", data.name.clone()),
             ("channels, rows and columns of the images", format!("{channels}x{rows}x{columns}")),
+            ("kind of the targets", data.targets.to_string()),
             ("number of classes", data.classes.len().to_string()),
             ("number of training images", (data.train_samples + data.control_samples).to_string()),
             ("number of images in the control split", data.control_samples.to_string()),

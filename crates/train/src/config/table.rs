@@ -22,8 +22,8 @@ use super::declare::{
 };
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
-    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LrSchedule, Normalize, PolicyStart,
-    Preset, Switch, Telemetry, unknown,
+    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Normalize,
+    PolicyStart, Preset, Switch, TaskKind, Telemetry, unknown,
 };
 use super::value::SettingValue;
 
@@ -157,7 +157,7 @@ settings! {
         data_budget: Option<ByteSize> = absent("no limit"),
             unit("SIZE"), whole(1, u64::MAX), scope(SettingScope::Run);
         /// Share of the training set held out as the control split. Hosts never train on it;
-        /// controllers and rewards use the accuracy on it.
+        /// controllers and rewards use the score on it.
         control_split: Option<f64> =
             absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
@@ -196,7 +196,7 @@ settings! {
         /// same initial weights, on the same batches.
         twin: Option<Switch> = absent("on with a controller, except with --data-parallel"),
             unit("on|off"), since(5, "off"), train_only();
-        /// File for a copy of the weights of the best env: best by control accuracy after the last
+        /// File for a copy of the weights of the best env: best by control score after the last
         /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
             unit("FILE"), scope(SettingScope::Process), train_only();
@@ -221,6 +221,14 @@ settings! {
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
         clip_norm: ClipNorm = same(ClipNorm::at(host().clip_norm)), unit("NORM");
+        /// Task: auto, classify, multilabel or regress. auto: classify for classes, multilabel for
+        /// several labels, regress for numbers. Its score is the accuracy, micro-F1 or R².
+        task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto");
+        /// Loss: cross-entropy for task classify, binary-cross-entropy for multilabel; mse, huber or
+        /// l1 for regress, whose targets are standardised. auto: the first of these.
+        loss: LossKind = same(LossKind::Auto), unit("LOSS"), since(9, "auto");
+        /// Difference at which the Huber loss becomes linear, in standard deviations of the targets.
+        huber_delta: f32 = same(1.0f32), unit("D"), real(1e-6, 1e6), since(9, "1");
         /// Share of each label that is spread evenly over all classes.
         label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0");
         /// Weights of the classes in the loss: none, balanced, which gives every class the same
@@ -280,13 +288,13 @@ settings! {
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32, unit("N"), whole(1, 1_000_000);
         /// Minimum contribution of a module to be fossilized, in percentage points of control
-        /// accuracy.
+        /// score.
         min_contribution in rules.gates.min_contribution_pp: f64,
             unit("PP"), real(-100.0, 100.0);
         /// Number of steps without a significant gain above plateau-gain after which the heuristic
         /// grows a module. With 0 it does not wait for a plateau.
         plateau_steps in heuristic.plateau_steps: usize, unit("N"), whole(0, 1_000_000);
-        /// Gain of control accuracy per step that ends a plateau, in percentage points.
+        /// Gain of control score per step that ends a plateau, in percentage points.
         plateau_gain: f64 = same(HeuristicConfig::default().plateau_gain_pp),
             unit("PP"), real(-100.0, 100.0);
         /// Parameters per training image, modules included, up to which the heuristic grows a host.
@@ -376,7 +384,7 @@ settings! {
     "Reward" {
         /// Reward of the policy: basic, contribution, sparse or shaped. The last needs twins.
         reward in reward.mode: RewardMode;
-        /// Reward per percentage point of control accuracy gained in a step.
+        /// Reward per percentage point of control score gained in a step.
         reward_gain in reward.gain: f64, unit("W"), real(-1e6, 1e6), since(3, "0.2");
         /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
         /// modules, each weighted by its alpha; H is the number of parameters of the host.
@@ -411,10 +419,11 @@ settings! {
         reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {
-        /// Relative distance from ln(classes) within which a loss counts as guessing.
+        /// Relative distance from the loss of guessing, that of the best constant prediction, within
+        /// which a loss counts as guessing. With classes that is ln(classes).
         governor_collapse_width in governor.collapse_width: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
-        /// Share of ln(classes). Once the mean loss of an env falls below it, the env counts as
+        /// Share of the loss of guessing. Once the mean loss of an env falls below it, the env counts as
         /// trained, and guessing counts as a failure.
         governor_learned_share in governor.learned_share: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.6");

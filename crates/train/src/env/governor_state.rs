@@ -19,9 +19,9 @@ pub(crate) struct GovernorState {
 }
 
 impl GovernorState {
-    /// The state at the beginning of an episode, with the dataset's number of classes.
-    pub(crate) fn new(classes: usize) -> Self {
-        let vitals = LossMonitor::new(classes);
+    /// The state at the beginning of an episode.
+    pub(crate) fn new() -> Self {
+        let vitals = LossMonitor::default();
         Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
     }
 

@@ -13,8 +13,9 @@ pub(crate) struct Measurements {
     /// For each enabled slot, the sum of its module's interactions with the others in the last
     /// step, in percentage points.
     pub(crate) interactions_pp: Vec<Option<f32>>,
-    /// Control accuracy after each step, in percentage points.
-    pub(crate) accuracies_pp: Vec<f32>,
+    /// Control score after each step, in percentage points.
+    #[serde(rename = "accuracies_pp")]
+    pub(crate) scores_pp: Vec<f32>,
     /// Control loss after each step.
     pub(crate) losses: Vec<f32>,
     /// Training loss of each step.
@@ -35,7 +36,7 @@ impl Measurements {
         Self {
             measured: vec![GateInputs::default(); slots],
             interactions_pp: vec![None; slots],
-            accuracies_pp: vec![],
+            scores_pp: vec![],
             losses: vec![],
             train_losses: vec![],
             slot_history: SlotHistories::default(),

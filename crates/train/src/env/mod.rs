@@ -120,7 +120,7 @@ impl Env {
             contributions: vec![],
             reward: RewardTerms::default(),
             history: ModuleCounts::default(),
-            governor: GovernorState::new(setup.image.classes),
+            governor: GovernorState::new(),
             snapshot,
         })
     }
@@ -173,18 +173,20 @@ impl Env {
     pub(crate) fn note_control(&mut self, metrics: &Metrics, has_control: bool) {
         self.grown.note_control(metrics, has_control);
         let (seen, Some(control)) = (&mut self.seen, self.grown.control) else { return };
-        seen.accuracies_pp.push(percent(&control) as f32);
+        let grown = &self.grown;
+        let control_pp = grown.score_pp(&control);
+        seen.scores_pp.push(control_pp as f32);
         seen.losses.push(control.loss().unwrap_or(f64::NAN) as f32);
-        let accuracies: Vec<f64> = metrics.eval.iter().map(percent).collect();
-        seen.interactions_pp = self.counterfactual.interaction_sums_pp(&accuracies);
+        let scores: Vec<f64> = metrics.eval.iter().map(|row| grown.score_pp(row)).collect();
+        seen.interactions_pp = self.counterfactual.interaction_sums_pp(&scores);
         for measured in &mut seen.measured {
             (measured.contribution_pp, measured.contribution_loss) = (None, None);
         }
-        self.contributions = self.counterfactual.contributions(&metrics.eval);
-        for &Contribution { slot, accuracy_without, loss, .. } in &self.contributions {
+        self.contributions = self.counterfactual.contributions(&metrics.eval, grown.score);
+        for &Contribution { slot, score_without, loss, .. } in &self.contributions {
             let measured = &mut seen.measured[slot];
             (measured.contribution_pp, measured.contribution_loss) =
-                (Some(contribution_pp(&control, accuracy_without)), loss);
+                (Some(contribution_pp(control_pp, score_without)), loss);
         }
     }
 
@@ -278,7 +280,7 @@ impl Env {
             host: &grown.host,
             step: step as u32,
             episode_steps: episode_steps as u32,
-            accuracies_pp: &seen.accuracies_pp,
+            scores_pp: &seen.scores_pp,
             losses: &seen.losses,
             twin_loss: None,
             train_losses: &seen.train_losses,
@@ -309,16 +311,11 @@ impl Env {
     }
 }
 
-/// Accuracy in percentage points; NaN without samples.
-pub(crate) fn percent(metrics: &EvalMetrics) -> f64 {
-    100.0 * metrics.accuracy().unwrap_or(f64::NAN)
-}
-
 /// Contribution of a module in percentage points: a difference of percentages, as runs have always
-/// measured it. `Contribution::accuracy_pp` is the percentage of a difference, which may round to
+/// measured it. `Contribution::score_pp` is the percentage of a difference, which may round to
 /// another f32.
-fn contribution_pp(control: &EvalMetrics, accuracy_without: f64) -> f32 {
-    (percent(control) - 100.0 * accuracy_without) as f32
+fn contribution_pp(control_pp: f64, score_without: f64) -> f32 {
+    (control_pp - 100.0 * score_without) as f32
 }
 
 /// Gradient health of a group: shares over all tensors and steps of the epoch, and the mean norm.
@@ -345,8 +342,8 @@ mod tests {
             [(10_585, 10_584, 0x3b42_0688), (17_978, 17_976, 0x3bc2_0688)]
         {
             let (control, without) = (metrics(correct), metrics(without).accuracy().unwrap());
-            assert_eq!(contribution_pp(&control, without).to_bits(), bits);
             let accuracy = control.accuracy().unwrap();
+            assert_eq!(contribution_pp(100.0 * accuracy, without).to_bits(), bits);
             assert_eq!(((100.0 * (accuracy - without)) as f32).to_bits(), bits + 1);
         }
     }

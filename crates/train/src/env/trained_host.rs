@@ -2,7 +2,7 @@
 
 use meristem_device::Stream;
 use meristem_grow::{Host, ParameterCounts, TopologyKey};
-use meristem_nn::{EvalMetrics, Metrics, Network, NetworkOptions};
+use meristem_nn::{EvalMetrics, Metrics, Network, NetworkOptions, Score};
 
 use super::state::TrainedTensors;
 use crate::error::Result;
@@ -38,6 +38,8 @@ pub(crate) struct TrainedHost {
     pub(crate) training_flops: u64,
     /// Whether a loss or a weight was not finite since the start or the last rollback.
     pub(crate) diverged: bool,
+    /// Score on the training and control splits.
+    pub(crate) score: Score,
 }
 
 impl TrainedHost {
@@ -57,15 +59,25 @@ impl TrainedHost {
             batch_log,
             precision: setup.config.precision,
             winograd: setup.config.winograd.0,
-            loss: setup.loss.clone(),
+            loss: setup.task.loss.clone(),
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);
         let graph = setup.graph(&host, rate)?;
         let network = Network::with_plans(stream, graph, options, &setup.plans)?;
         let (train, control) = (Metrics::default(), None);
-        let (training_flops, diverged) = (0, false);
-        Ok(Self { host, network, key, rate, parameters, train, control, training_flops, diverged })
+        Ok(Self {
+            host,
+            network,
+            key,
+            rate,
+            parameters,
+            train,
+            control,
+            training_flops: 0,
+            diverged: false,
+            score: setup.task.score,
+        })
     }
 
     /// Compiles the network for the host's current topology, if that changed.
@@ -145,9 +157,14 @@ impl TrainedHost {
         self.train.loss_sum / self.train.samples.max(1) as f64
     }
 
-    /// Training accuracy over the last step, 0..1.
-    pub(crate) fn train_accuracy(&self) -> f64 {
-        self.train.correct as f64 / self.train.samples.max(1) as f64
+    /// Training score over the last step; NaN where there is none.
+    pub(crate) fn train_score(&self) -> f64 {
+        let Metrics { correct, samples, ref sums, .. } = self.train;
+        match self.score {
+            // 0 before the first step, as it has always been written.
+            Score::Accuracy => correct as f64 / samples.max(1) as f64,
+            score => score.of(correct, samples, sums).unwrap_or(f64::NAN),
+        }
     }
 
     /// Mean loss on the control split after the last step.
@@ -155,9 +172,14 @@ impl TrainedHost {
         self.control.and_then(|control| control.loss())
     }
 
-    /// Accuracy on the control split after the last step, 0..1.
-    pub(crate) fn control_accuracy(&self) -> Option<f64> {
-        self.control.and_then(|control| control.accuracy())
+    /// Score on the control split after the last step.
+    pub(crate) fn control_score(&self) -> Option<f64> {
+        self.control.and_then(|control| control.score(self.score))
+    }
+
+    /// A score on the control split in percentage points; NaN where there is none.
+    pub(crate) fn score_pp(&self, metrics: &EvalMetrics) -> f64 {
+        100.0 * metrics.score(self.score).unwrap_or(f64::NAN)
     }
 
     /// Metrics of a configuration; without samples if it was not evaluated.

@@ -12,12 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use meristem_nn::ScoreKind;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::record::directory::{Directory, Watched};
 use crate::record::events::{Event, Record, SCHEMA_VERSION};
 use crate::record::run_folder::EVENTS;
+use crate::record::score_keys::name_scores;
 use crate::record::{lines, sealed};
 
 /// Events that may wait in the queue; further ones are dropped.
@@ -61,11 +63,18 @@ pub(crate) struct EventWriter {
     started: Instant,
     /// Seconds of this run before it was resumed.
     seconds_before: f64,
+    /// Kind of the scores in events.
+    score: ScoreKind,
     next_seq: u64,
     dropped: u64,
 }
 
 impl EventWriter {
+    /// Names the scores of the events to come.
+    pub(crate) fn name_scores(&mut self, score: ScoreKind) {
+        self.score = score;
+    }
+
     /// Creates the file in the folder of a run that started at `started`, and starts the writer's
     /// thread.
     ///
@@ -137,6 +146,7 @@ impl EventWriter {
             unwritten,
             started: Instant::now(),
             seconds_before: from.seconds,
+            score: ScoreKind::Accuracy,
             next_seq: from.seq,
             dropped: from.dropped,
         })
@@ -168,7 +178,8 @@ impl EventWriter {
         let seconds = self.seconds();
         let record = Record { v: SCHEMA_VERSION, seq, seconds, event };
         // Serialising plain structs cannot fail; the writer skips empty lines.
-        let mut line = serde_json::to_string(&record).unwrap_or_default();
+        let line = serde_json::to_string(&record).unwrap_or_default();
+        let mut line = name_scores(line, self.score);
         sealed::seal(&mut line, "");
         line
     }
@@ -349,6 +360,7 @@ mod tests {
             unwritten: Arc::default(),
             started: Instant::now(),
             seconds_before: 0.0,
+            score: ScoreKind::Accuracy,
             next_seq: 0,
             dropped: 0,
         };

@@ -3,11 +3,12 @@
 //!
 //! Every line has `v` ([`SCHEMA_VERSION`]), `seq` (counted from 0; a gap means dropped events),
 //! `seconds` since the run started, and `event`, the name of a variant of [`Event`] in snake case;
-//! the variant's fields follow. Envs, rounds, steps and batches count from 0. Accuracies are shares
-//! 0..1, losses mean cross-entropy in nats, contributions percentage points of control accuracy. A
-//! number that is not finite, was not measured, or is left out by `telemetry` is `null`. Readers
-//! must skip unknown events and fields, and keep the text of an unknown stage, style, status, host,
-//! controller, device or instruction set ([`Recorded`]); a change of meaning raises the version.
+//! the variant's fields follow. Envs, rounds, steps and batches count from 0. Scores are the
+//! task's: accuracies and F1 in 0..1, R² at most 1. Losses are means of the task's loss, such as
+//! cross-entropy in nats, contributions percentage points of the control score. A number that is
+//! not finite, was not measured, or is left out by `telemetry` is `null`. Readers must skip unknown
+//! events and fields, and keep the text of an unknown stage, style, status, host, controller, device
+//! or instruction set ([`Recorded`]); a change of meaning raises the version.
 
 mod counterfactuals;
 mod run_started;
@@ -227,10 +228,12 @@ pub enum Event {
         env: usize,
         /// Number of the round.
         round: usize,
-        /// Control accuracy.
-        control_accuracy: Option<f64>,
-        /// Test accuracy; null without a test split.
-        test_accuracy: Option<f64>,
+        /// Control score.
+        #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+        control_score: Option<f64>,
+        /// Test score; null without a test split.
+        #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+        test_score: Option<f64>,
         /// Test loss; null without a test split.
         test_loss: Option<f64>,
         /// Trained parameters of the host without modules.

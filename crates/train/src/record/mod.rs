@@ -11,6 +11,7 @@ pub(crate) mod plain_file;
 pub mod reading;
 pub(crate) mod recorded;
 pub mod run_folder;
+pub(crate) mod score_keys;
 pub(crate) mod sealed;
 pub(crate) mod status;
 pub mod summary;

@@ -8,13 +8,16 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use meristem_nn::ScoreKind;
 use serde::Serialize;
 
 use crate::config::{TrainConfig, first_difference};
 use crate::error::{Error, Result};
 use crate::record::directory::{Directory, part_of};
+use crate::record::score_keys::name_scores;
 use crate::record::summary::{self, SUMMARY, Summary};
 use crate::record::{lines, sealed};
+use crate::study::Study;
 
 /// File that a process locks while it writes to the folder.
 pub(crate) const LOCK: &str = ".lock";
@@ -169,9 +172,9 @@ impl RunFolder {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn write_summary(&self, summary: &impl Serialize) -> Result<()> {
+    pub(crate) fn write_summary(&self, summary: &Summary) -> Result<()> {
         let path = self.path().join(SUMMARY);
-        self.write(SUMMARY, &to_json(&path, summary)?)
+        self.write(SUMMARY, &to_json(&path, summary, summary.task.score())?)
     }
 
     /// The text of `config.toml`.
@@ -337,21 +340,23 @@ fn first_free(base: &Path, stem: &str) -> Result<PathBuf> {
     Err(Error::RunFolderExists { path })
 }
 
-/// A value as indented JSON that ends with its checksum. `path` is for the error.
-fn to_json(path: &Path, value: &impl Serialize) -> Result<Vec<u8>> {
-    let mut text = serde_json::to_string_pretty(value).map_err(|e| Error::RunFolder {
+/// A value as indented JSON that ends with its checksum; its scores have the name of `score`.
+/// `path` is for the error.
+fn to_json(path: &Path, value: &impl Serialize, score: ScoreKind) -> Result<Vec<u8>> {
+    let text = serde_json::to_string_pretty(value).map_err(|e| Error::RunFolder {
         action: "write",
         path: path.to_owned(),
         source: io::Error::other(e),
     })?;
+    let mut text = name_scores(text, score);
     sealed::seal(&mut text, "\n  ");
     text.push('\n');
     Ok(text.into_bytes())
 }
 
-/// Writes a value as indented JSON that ends with its checksum, with [`write_whole`].
-pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    write_whole(path, &to_json(path, value)?)
+/// Writes a study as indented JSON that ends with its checksum, with [`write_whole`].
+pub(crate) fn write_study(path: &Path, study: &Study) -> Result<()> {
+    write_whole(path, &to_json(path, study, study.task.score())?)
 }
 
 /// Writes a file that appears only once it is complete, and removes unfinished versions that killed

@@ -13,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use meristem_control::{ActionOp, HEADS, RoundReport};
 use meristem_export::tensorboard::{self, SeriesValue};
+use meristem_nn::ScoreKind;
 
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
@@ -237,6 +238,8 @@ struct BoardPosition {
     envs: usize,
     /// Steps of a round.
     steps: usize,
+    /// Kind of the scores.
+    score: ScoreKind,
     /// Actions of the current step by op.
     actions: [u64; ActionOp::ALL.len()],
     /// Envs whose actions were counted.
@@ -250,6 +253,7 @@ impl BoardPosition {
         match &line.event {
             Event::RunStarted(run) => {
                 (self.envs, self.steps) = (run.envs, run.steps);
+                self.score = run.task.score();
                 let texts = vec![("settings".into(), SeriesValue::Text(settings_table(settings)))];
                 let texts =
                     texts.into_iter().chain([("run".into(), SeriesValue::Text(described(run)))]);
@@ -257,12 +261,13 @@ impl BoardPosition {
             }
             Event::StepCompleted(step) => {
                 let at = self.steps_before(step.round) + step.step as u64 + 1;
-                let mut values = of_step(step);
+                let mut values = of_step(step, self.score);
                 values.extend(self.actions(step));
                 vec![tensorboard::values(time, at, values)]
             }
-            Event::EpisodeEnded { env, round, test_accuracy, test_loss, .. } => {
-                let figures = [("test_accuracy", *test_accuracy), ("test_loss", *test_loss)];
+            Event::EpisodeEnded { env, round, test_score, test_loss, .. } => {
+                let score = format!("test_{}", self.score.key());
+                let figures = [(&*score, *test_score), ("test_loss", *test_loss)];
                 let values = scalars(figures, |name| format!("{name}/env {env}"));
                 let at = self.steps_before(round + 1);
                 (!values.is_empty())
@@ -309,20 +314,22 @@ fn scalars<'a>(
     known.collect()
 }
 
-fn of_step(step: &StepCompleted) -> Vec<(String, SeriesValue)> {
+fn of_step(step: &StepCompleted, score: ScoreKind) -> Vec<(String, SeriesValue)> {
     let env = step.env;
     let parameters = (step.host_parameters + step.grown_parameters) as f64;
+    let named = ["train_", "control_", "twin_control_"].map(|of| format!("{of}{}", score.key()));
+    let [train, control, twin] = named.each_ref().map(String::as_str);
     let figures = [
         ("train_loss", Some(step.train_loss)),
-        ("train_accuracy", Some(step.train_accuracy)),
+        (train, Some(step.train_score)),
         ("control_loss", step.control_loss),
-        ("control_accuracy", step.control_accuracy),
+        (control, step.control_score),
         ("host_gradient_norm", step.host_gradient_norm),
         ("parameters", Some(parameters)),
         ("reward", Some(step.reward.total())),
         ("twin_train_loss", step.twin.and_then(|twin| twin.train_loss)),
         ("twin_control_loss", step.twin.and_then(|twin| twin.control_loss)),
-        ("twin_control_accuracy", step.twin.and_then(|twin| twin.control_accuracy)),
+        (twin, step.twin.and_then(|twin| twin.control_score)),
     ];
     let mut values = scalars(figures, |name| format!("{name}/env {env}"));
     if env == 0 {

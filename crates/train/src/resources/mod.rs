@@ -22,6 +22,7 @@ use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::setup::Setup;
+use crate::task::Task;
 
 /// Epoch with whose first batches running statistics are recomputed in every step: the images and
 /// their augmentation do not add to the differences between steps.
@@ -48,6 +49,15 @@ impl Splits {
         let has_test = files.has(Split::Test);
         let test = has_test.then(|| devices.load(files, Split::Test, residency)).transpose()?;
         Ok(Self { train, test: test.unwrap_or_default() })
+    }
+
+    /// Completes a task with what follows from the targets, see [`Task::measure`].
+    ///
+    /// # Errors
+    /// A device failure.
+    pub(crate) fn measure(&self, task: &mut Task) -> Result<()> {
+        let test = self.test.first().map(Arc::as_ref);
+        self.train.first().map_or(Ok(()), |train| task.measure(train, test))
     }
 }
 

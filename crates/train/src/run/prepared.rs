@@ -86,7 +86,8 @@ impl PreparedRun {
         let dataset_files = cache::files(&names.spec)?;
         let splits = Splits::load(&devices, &dataset_files, residency(config))?;
         let info = dataset_files.info()?;
-        let setup = Setup::new(config, names, info)?;
+        let mut setup = Setup::new(config, names, info)?;
+        splits.measure(&mut setup.task)?;
         setup.try_weights(&devices.streams()[0])?;
         let resources = Resources::new(devices, &setup, splits, world)?;
         let stream = resources.devices.policy_device().stream("policy");
@@ -202,6 +203,9 @@ impl PreparedRun {
                 observer.notice(&Notice::ThroughHostMemory);
             }
         }
+        let mut writer = writer;
+        let score = self.setup.task.score.kind();
+        writer.iter_mut().for_each(|writer| writer.name_scores(score));
         let mut journal = Journal::new(writer, observer, world.size() > 1);
         match next {
             StepPosition { round: 0, step: 0 } => {
@@ -365,6 +369,7 @@ impl PreparedRun {
             error,
             run_dir: PathBuf::from(run_dir),
             path_is_lossy: path_text::is_lossy(run_dir),
+            task: setup.task.kind,
             host: setup.host.to_string(),
             controller,
             seed: setup.config.seed,

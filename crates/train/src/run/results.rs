@@ -14,6 +14,7 @@ pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
     Event::RunStarted(RunStarted {
         program_version: env!("CARGO_PKG_VERSION").into(),
         dataset: setup.info.name.clone(),
+        task: setup.task.kind,
         normalize: config.normalize.clone(),
         train_samples: resources.train_samples,
         control_samples: resources.control_samples,
@@ -49,10 +50,13 @@ pub(super) fn dataset_summary(setup: &Setup, resources: &Resources) -> Result<Da
         test_samples: resources.test_samples,
         skipped: info.skipped,
         image: [info.channels, info.height, info.width],
+        targets: info.targets,
         classes: info.classes.clone(),
         normalize: setup.config.normalize.to_string(),
         mean: setup.interface.normalization.mean.clone(),
         std: setup.interface.normalization.std.clone(),
+        target_mean: info.target_mean.clone(),
+        target_std: info.target_std.clone(),
         checksums: checksums.collect::<Result<_>>()?,
     })
 }
@@ -62,8 +66,8 @@ pub(super) fn episode_ended(env: &EnvSummary, round: usize) -> Event {
     Event::EpisodeEnded {
         env: env.env,
         round,
-        control_accuracy: env.control_accuracy,
-        test_accuracy: env.test_accuracy,
+        control_score: env.control_score,
+        test_score: env.test_score,
         test_loss: env.test_loss,
         host_parameters: env.host_parameters,
         grown_parameters: env.grown_parameters,
@@ -80,8 +84,8 @@ pub(super) fn round_summary(
         round,
         steps: ended.steps,
         policy: ended.policy.clone(),
-        control_accuracy: envs.iter().map(|env| env.control_accuracy).collect(),
-        test_accuracy: envs.iter().map(|env| env.test_accuracy).collect(),
+        control_score: envs.iter().map(|env| env.control_score).collect(),
+        test_score: envs.iter().map(|env| env.test_score).collect(),
         parameters: envs.iter().map(|env| env.parameters).collect(),
     }
 }

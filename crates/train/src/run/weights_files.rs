@@ -62,15 +62,15 @@ fn try_write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) ->
     Ok(())
 }
 
-/// Copies the weights of the best env to `target`: the best by control accuracy, or env 0 without a
+/// Copies the weights of the best env to `target`: the best by control score, or env 0 without a
 /// control split, because the test split must not be used for selection.
 ///
 /// # Errors
 /// Reading or writing failed.
 pub(super) fn export_best(target: &Path, envs: &[EnvSummary], folder: &RunFolder) -> Result<()> {
-    let accuracy = |env: &EnvSummary| env.control_accuracy.unwrap_or(0.0);
+    let score = |env: &EnvSummary| env.control_score.unwrap_or(f64::NEG_INFINITY);
     let better =
-        |a: &usize, b: &usize| accuracy(&envs[*a]).total_cmp(&accuracy(&envs[*b])).then(b.cmp(a));
+        |a: &usize, b: &usize| score(&envs[*a]).total_cmp(&score(&envs[*b])).then(b.cmp(a));
     let best = (0..envs.len()).max_by(better).unwrap_or(0);
     let name = weights_name(best);
     let read = folder.weights().read(&name, u64::MAX);

@@ -16,7 +16,7 @@ use meristem_grow::{
     BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
-use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
+use meristem_nn::{Isa, Network, NetworkOptions, Plans};
 
 use crate::config::PolicyFile;
 use crate::config::TrainConfig;
@@ -28,7 +28,8 @@ use crate::record::run_folder::{WEIGHTS, weights_name};
 use crate::settings::{Augmentations, ControllerKind};
 use crate::setup::blueprints::Blueprints;
 use crate::setup::script::ScriptFile;
-use crate::setup::weights::{InputForm, Interface, Wanted, Weights};
+use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
+use crate::task::{Task, TaskSettings};
 
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
@@ -246,8 +247,8 @@ pub(crate) struct Setup {
     pub(crate) info: DatasetInfo,
     /// Normalisation of the images, and names of their classes.
     pub(crate) interface: Interface,
-    /// Loss of training, and of the control and test splits.
-    pub(crate) loss: Loss,
+    /// What the networks learn.
+    pub(crate) task: Task,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
     /// Compiled plans, shared by the networks of all envs.
@@ -280,14 +281,12 @@ impl Setup {
         let host_parameters =
             host.parameters(&image).map_err(|error| misfit(&host, error, &info))?;
         let normalization = config.normalize.constants(&info)?;
-        let loss = Loss::CrossEntropy {
-            label_smoothing: config.label_smoothing,
-            class_weights: config.class_weights.of(&info)?,
-        };
+        let task = Task::new(&TaskSettings::from(config), &info)?;
         let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
         let other_normalization = own.flatten().filter(|own| *own != normalization);
         let form = InputForm { kind: info.kind, stored: info.stored };
-        let interface = Interface { form, normalization, classes: info.classes.clone() };
+        let outputs = OutputForm { task: task.kind, scale: task.targets.clone() };
+        let interface = Interface { form, normalization, classes: info.classes.clone(), outputs };
         let config = config.clone();
         let plans = Plans::default();
         let setup = Self {
@@ -297,7 +296,7 @@ impl Setup {
             image,
             info,
             interface,
-            loss,
+            task,
             isa,
             plans,
             slots,

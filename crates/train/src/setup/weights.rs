@@ -3,22 +3,25 @@
 //! A file is safetensors with PyTorch's names. Its metadata has `topology` (the host and its
 //! modules), `host` (the layers of the host; older files have none), `normalization`
 //! (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and
-//! for other samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`). A file
-//! without metadata, as PyTorch writes it, is a host without modules.
+//! for other samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`), for
+//! other tasks than classify `outputs` (`{"task": "regress", "scale": {"mean": […], "std": […]}}`,
+//! where an output stands for `output · std + mean`). A file without metadata, as PyTorch writes it, is a host without modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_data::notes::say;
-use meristem_data::{InputKind, Normalization, StoredType};
+use meristem_data::{DatasetInfo, InputKind, Normalization, StoredType};
 use meristem_grow::{
     BlueprintSet, Host, HostLayer, HostSpec, Rules, SlotName, TaskShape, Topology, host_json,
 };
 use meristem_nn::safetensors::{self, Metadata};
 use meristem_nn::{HostTensor, Network, StateDict};
 
+use crate::config::types::TaskKind;
 use crate::error::{Error, Result};
 use crate::input_file::checksum;
+use crate::task::{TargetScale, task_of};
 
 /// Host that a weights file should have.
 pub(crate) struct Wanted<'a> {
@@ -162,6 +165,40 @@ impl Weights {
         serde_json::from_str(json).map_err(|e| self.fail(format!("`inputs`: {e}")))
     }
 
+    /// The task that the network was trained for, and the scale of its outputs: classify, if the
+    /// file has none.
+    ///
+    /// # Errors
+    /// A damaged statement.
+    pub(crate) fn output_form(&self) -> Result<OutputForm> {
+        let Some(json) = self.metadata.get("outputs") else { return Ok(OutputForm::CLASSES) };
+        serde_json::from_str(json).map_err(|e| self.fail(format!("`outputs`: {e}")))
+    }
+
+    /// Checks that the outputs mean what the targets of a dataset are.
+    ///
+    /// # Errors
+    /// Another task, or targets that were standardised by other constants.
+    pub(crate) fn check_outputs(&self, info: &DatasetInfo) -> Result<()> {
+        let own = self.output_form()?;
+        let data = OutputForm { task: task_of(info.targets), scale: TargetScale::of(info) };
+        if own.task != data.task {
+            let Self { path, .. } = self;
+            let (of_file, of_data) = (own.task, data.task);
+            let message = format!(
+                "trained for task {of_file}, but the targets of the dataset are for {of_data}"
+            );
+            return Err(Error::Weights { path: path.clone(), message });
+        }
+        if own.scale != data.scale {
+            return Err(self.fail(
+                "its outputs are scaled by the mean and standard deviation of other training \
+                 targets; evaluate it on the dataset that it was trained on",
+            ));
+        }
+        Ok(())
+    }
+
     /// The normalisation constants that the network was trained with, if the file has them.
     ///
     /// # Errors
@@ -247,6 +284,21 @@ impl InputForm {
     pub(crate) const PIXELS: Self = Self { kind: InputKind::Image, stored: StoredType::U8 };
 }
 
+/// Meaning of a network's outputs. Older files, and those of networks that classify, do not have it.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct OutputForm {
+    /// What the network was trained for.
+    pub(crate) task: TaskKind,
+    /// Scale of the outputs, if they are standardised.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) scale: Option<TargetScale>,
+}
+
+impl OutputForm {
+    /// Logits of classes.
+    pub(crate) const CLASSES: Self = Self { task: TaskKind::Classify, scale: None };
+}
+
 /// Meaning of a network's inputs and outputs, for the metadata of its weights file.
 #[derive(Clone, Debug)]
 pub(crate) struct Interface {
@@ -254,8 +306,10 @@ pub(crate) struct Interface {
     pub(crate) form: InputForm,
     /// Constants that pixels are normalised with.
     pub(crate) normalization: Normalization,
-    /// Names of the classes.
+    /// Names of the classes, of the labels, or of the numbers.
     pub(crate) classes: Vec<String>,
+    /// Task and scale of the outputs.
+    pub(crate) outputs: OutputForm,
 }
 
 /// Serialises a network's tensors and its host for the weights file at `path`.
@@ -268,7 +322,8 @@ pub(crate) fn to_bytes(
     topology: &Topology,
     interface: &Interface,
 ) -> Result<Vec<u8>> {
-    let Interface { form, normalization: Normalization { mean, std }, classes } = interface;
+    let Interface { form, normalization: Normalization { mean, std }, classes, outputs } =
+        interface;
     let json = |value: &serde_json::Value| value.to_string();
     let form = (*form != InputForm::PIXELS).then(|| ("inputs", json(&serde_json::json!(form))));
     let metadata = [
@@ -278,7 +333,13 @@ pub(crate) fn to_bytes(
         ("normalization", json(&serde_json::json!({ "mean": mean, "std": std }))),
         ("classes", json(&serde_json::json!(classes))),
     ];
-    let metadata =
-        metadata.into_iter().chain(form).map(|(key, text)| (key.to_string(), text)).collect();
+    let outputs =
+        (*outputs != OutputForm::CLASSES).then(|| ("outputs", json(&serde_json::json!(outputs))));
+    let metadata = metadata
+        .into_iter()
+        .chain(form)
+        .chain(outputs)
+        .map(|(key, text)| (key.to_string(), text))
+        .collect();
     Ok(safetensors::to_bytes(path, state, &metadata)?)
 }

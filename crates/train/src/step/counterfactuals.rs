@@ -3,7 +3,7 @@
 use meristem_grow::{Contribution, Interaction};
 use meristem_nn::EvalMetrics;
 
-use crate::env::{Env, percent};
+use crate::env::Env;
 use crate::error::Result;
 use crate::position::StepPosition;
 use crate::record::events::{
@@ -20,20 +20,21 @@ pub(super) fn measured(
 ) -> Result<Option<Counterfactuals>> {
     let (asked, rows) = (&env.counterfactual, env.control_rows());
     let Some(main) = rows.first().filter(|_| !asked.modules().is_empty()) else { return Ok(None) };
-    let accuracies: Vec<f64> = rows.iter().map(percent).collect();
+    let grown = &env.grown;
+    let scores: Vec<f64> = rows.iter().map(|row| grown.score_pp(row)).collect();
     let name = |slot: usize| env.grown.host.slots()[slot].name.to_string();
-    let shapley = asked.shapley_pp(&accuracies);
+    let shapley = asked.shapley_pp(&scores);
     let module = |found: &Contribution| ModuleOff {
         slot: name(found.slot),
-        accuracy_without: found.accuracy_without,
-        contribution: found.accuracy_pp,
+        score_without: found.score_without,
+        contribution: found.score_pp,
         contribution_loss: found.loss,
         shapley: shapley[found.slot],
     };
     let pair = |pair: Interaction| ModulePair { slots: pair.slots.map(name), interaction: pair.pp };
     let on = |(row, metrics): (usize, &EvalMetrics)| ModulesOn {
         on: asked.on(row).map(name).collect(),
-        accuracy: metrics.accuracy().unwrap_or(f64::NAN),
+        score: metrics.score(grown.score).unwrap_or(f64::NAN),
         loss: metrics.loss().unwrap_or(f64::NAN),
     };
     let (flops, flops_of_one) = env.grown.network.eval_flops(0..rows.len())?;
@@ -42,9 +43,9 @@ pub(super) fn measured(
         env: env.index,
         round,
         step,
-        accuracy: main.accuracy().unwrap_or(f64::NAN),
+        score: main.score(grown.score).unwrap_or(f64::NAN),
         modules: env.contributions.iter().map(module).collect(),
-        interactions: asked.interactions_pp(&accuracies).into_iter().map(pair).collect(),
+        interactions: asked.interactions_pp(&scores).into_iter().map(pair).collect(),
         configurations: rows.iter().enumerate().map(on).collect(),
         cost: CounterfactualCost {
             configurations,

@@ -61,9 +61,9 @@ fn step_event(
         round,
         step,
         train_loss: grown.train_loss(),
-        train_accuracy: grown.train_accuracy(),
+        train_score: grown.train_score(),
         control_loss: grown.control_loss(),
-        control_accuracy: grown.control_accuracy(),
+        control_score: grown.control_score(),
         host_gradient_norm: details.host_gradient_norm(grown),
         host_parameters: grown.parameters.host,
         grown_parameters: grown.parameters.grown(),
@@ -84,6 +84,6 @@ fn twin_step(twin: &TrainedHost) -> TwinStep {
     TwinStep {
         train_loss: known.map(TrainedHost::train_loss),
         control_loss: known.and_then(TrainedHost::control_loss),
-        control_accuracy: known.and_then(TrainedHost::control_accuracy),
+        control_score: known.and_then(TrainedHost::control_score),
     }
 }

@@ -43,12 +43,12 @@ use crate::step::{measure, permitted};
 /// [`Error::Diverged`] after too many failures, or a device failure.
 pub(super) fn govern(context: &mut StepContext<'_, '_>) -> Result<()> {
     context.journal.next_phase();
-    let rules = context.setup.config.governor;
+    let (rules, guessing) = (context.setup.config.governor, context.setup.task.guessing);
     let mut restored = vec![];
     for nth in 0..context.population.envs.len() {
         let env = &mut context.population.envs[nth];
         let loss = env.vital_loss();
-        if let Some(failure) = env.governor.vitals.check(&rules, loss) {
+        if let Some(failure) = env.governor.vitals.check(&rules, loss, guessing) {
             roll_back(context, nth, failure, &rules)?;
             restored.push(nth);
         }

@@ -41,8 +41,8 @@ pub(crate) fn act(
 ) -> Result<String> {
     let before = ModulesBefore::new(env);
     let words = describe(action, &env.grown.host);
-    let (seen, accuracy) = (&env.seen, env.seen.accuracies_pp.last().copied());
-    let outcome = apply(action, &mut env.grown.host, &seen.measured, accuracy)
+    let (seen, score_pp) = (&env.seen, env.seen.scores_pp.last().copied());
+    let outcome = apply(action, &mut env.grown.host, &seen.measured, score_pp)
         .map_err(meristem_grow::Error::from)?;
     env.acted(action.op(), state, &outcome, &setup.reward());
     let ActionOutcome { change, gate, .. } = outcome;

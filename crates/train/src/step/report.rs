@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use meristem_nn::Metrics;
+use meristem_nn::{Metrics, Score};
 
 use crate::env::{Env, Population, TrainedHost};
 use crate::error::Result;
@@ -30,30 +30,38 @@ pub(crate) fn report(
         let after = |configurations| configurations..configurations + 1;
         measure::evaluate(population, pass, after)?;
     }
-    let has_control = resources.control.is_some();
     let all = measure::read_all(resources, population)?;
+    let judged = Judged { has_control: resources.control.is_some(), test: setup.task.test_score };
     let Population { envs, twins } = population;
     let mut summaries = vec![];
     for (nth, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
-        let twin = twins.get(nth).map(summarise_twin);
-        summaries.push(EnvSummary { twin, ..summarise(env, metrics, has_control) });
+        let twin = twins.get(nth).map(|twin| summarise_twin(twin, &judged));
+        summaries.push(EnvSummary { twin, ..summarise(env, metrics, &judged) });
     }
     Ok(summaries)
 }
 
-fn summarise(env: &mut Env, metrics: Metrics, has_control: bool) -> EnvSummary {
-    let (train_loss, train_accuracy) = (env.grown.train_loss(), env.grown.train_accuracy());
-    env.note(metrics, has_control);
+/// How the hosts of a report are judged.
+struct Judged {
+    /// Whether there is a control split.
+    has_control: bool,
+    /// Score on the test split.
+    test: Score,
+}
+
+fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
+    let (train_loss, train_score) = (env.grown.train_loss(), env.grown.train_score());
+    env.note(metrics, judged.has_control);
     let grown = &env.grown;
     let test = grown.evaluation(env.configurations());
     EnvSummary {
         env: env.index,
         train_loss,
-        train_accuracy,
+        train_score,
         control_loss: grown.control_loss(),
-        control_accuracy: grown.control_accuracy(),
+        control_score: grown.control_score(),
         test_loss: test.loss(),
-        test_accuracy: test.accuracy(),
+        test_score: test.score(judged.test),
         parameters: grown.parameters.total(),
         host_parameters: grown.parameters.host,
         grown_parameters: grown.parameters.grown(),
@@ -66,15 +74,15 @@ fn summarise(env: &mut Env, metrics: Metrics, has_control: bool) -> EnvSummary {
     }
 }
 
-fn summarise_twin(twin: &TrainedHost) -> TwinSummary {
+fn summarise_twin(twin: &TrainedHost, judged: &Judged) -> TwinSummary {
     let known = twin.known();
     // Configuration 0 was evaluated on the control split, configuration 1 on the test split.
     let test = known.map(|twin| twin.evaluation(1));
     TwinSummary {
         control_loss: known.and_then(TrainedHost::control_loss),
-        control_accuracy: known.and_then(TrainedHost::control_accuracy),
+        control_score: known.and_then(TrainedHost::control_score),
         test_loss: test.and_then(|test| test.loss()),
-        test_accuracy: test.and_then(|test| test.accuracy()),
+        test_score: test.and_then(|test| test.score(judged.test)),
         parameters: twin.parameters.total(),
         training_flops: twin.training_flops,
     }

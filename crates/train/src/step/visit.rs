@@ -62,9 +62,10 @@ impl Envs for Visited<'_> {
 fn figures(grown: &TrainedHost) -> StepFigures {
     StepFigures {
         train_loss: grown.train_loss(),
-        train_accuracy: grown.train_accuracy(),
+        score: grown.score.kind(),
+        train_score: grown.train_score(),
         control_loss: grown.control_loss(),
-        control_accuracy: grown.control_accuracy(),
+        control_score: grown.control_score(),
         host_parameters: grown.parameters.host,
         grown_parameters: grown.parameters.grown(),
     }

@@ -27,10 +27,10 @@ use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
-use crate::record::run_folder::{POLICY, write_json};
+use crate::record::run_folder::{POLICY, write_study};
 use crate::record::summary::{Status, Summary};
 use crate::resources::OpenDevices;
-use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch};
+use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch, TaskKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, OtherInputs, Setup, residency};
 
@@ -290,7 +290,7 @@ impl<'a> Contest<'a> {
         }
         let contenders = config.contenders.len();
         let mut runs: Runs = vec![vec![]; contenders];
-        let (mut status, mut dataset) = (Status::Completed, None);
+        let (mut status, mut task, mut dataset) = (Status::Completed, TaskKind::Classify, None);
         let of = config.seeds * contenders;
         let seeds = config.seeds();
         let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |index| (*seed, index)));
@@ -302,7 +302,7 @@ impl<'a> Contest<'a> {
                 break;
             };
             runs[index].push(run);
-            dataset = Some(summary.dataset);
+            (task, dataset) = (summary.task, Some(summary.dataset));
         }
         let settings = &config.settings;
         let known = config.contenders.iter().cloned().zip(self.known_seeds.clone());
@@ -315,6 +315,7 @@ impl<'a> Contest<'a> {
             v: STUDY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
             status,
+            task,
             dataset,
             host: read_host(&settings.host)?.to_string(),
             envs: settings.envs,
@@ -324,7 +325,7 @@ impl<'a> Contest<'a> {
             contenders: report::reports(ran.collect()),
         };
         if config.folder.is_dir() {
-            write_json(&config.folder.join("study.json"), &study)?;
+            write_study(&config.folder.join("study.json"), &study)?;
         }
         Ok(study)
     }

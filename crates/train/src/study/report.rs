@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Contender;
+use crate::config::types::TaskKind;
 use crate::record::summary::{
     DatasetSummary, EnvSummary, ModuleCounts, RoundSummary, Status, Summary,
 };
@@ -11,7 +12,7 @@ use crate::study::statistics::{PairedDifference, Spread};
 /// Version of the format of `study.json`.
 pub const STUDY_VERSION: u32 = 2;
 
-/// Results of a study. Accuracies are shares 0..1, on the test split, at the end of an episode.
+/// Results of a study. Scores are those of the test split at the end of an episode.
 ///
 /// The unit of all statistics is the seed. The value of a seed is the mean over its envs, which
 /// share data and are not independent of each other.
@@ -24,6 +25,10 @@ pub struct Study {
     pub program_version: String,
     /// Status; an interrupted study has the completed runs only.
     pub status: Status,
+    /// Task of the runs. Absent for `classify`, and if no run is complete; with another task, keys
+    /// with `accuracy` in their names have the score of the task instead.
+    #[serde(default = "TaskKind::classify", skip_serializing_if = "TaskKind::is_classify")]
+    pub task: TaskKind,
     /// Dataset; absent if no run is complete.
     pub dataset: Option<DatasetSummary>,
     /// Host description.
@@ -57,17 +62,18 @@ pub struct ContenderReport {
     /// training had the hosts and images of these seeds.
     #[serde(default)]
     pub known_seeds: Vec<u64>,
-    /// Test accuracy.
-    pub test_accuracy: Option<Spread>,
+    /// Test score.
+    #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+    pub test_score: Option<Spread>,
     /// Trained parameters of the host with its modules.
     pub parameters: Option<Spread>,
-    /// Percentage points of test accuracy per 1000 parameters.
+    /// Percentage points of test score per 1000 parameters.
     pub points_per_1000_parameters: Option<Spread>,
     /// Floating-point operations of an env's episode: training, and counterfactual evaluations.
     /// Operations of the policy, and of the rounds in which it learned, are excluded.
     #[serde(default)]
     pub flops: Option<Spread>,
-    /// Test accuracy minus the first contender's test accuracy with the same seed, in percentage
+    /// Test score minus the first contender's test score with the same seed, in percentage
     /// points; absent for the first contender.
     pub difference_pp: Option<PairedDifference>,
     /// Results of each seed.
@@ -79,11 +85,12 @@ pub struct ContenderReport {
 pub struct StudyRun {
     /// Seed of the run.
     pub seed: u64,
-    /// Test accuracy, as the mean over the envs.
-    pub test_accuracy: f64,
+    /// Test score, as the mean over the envs.
+    #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+    pub test_score: f64,
     /// Trained parameters, as the mean over the envs.
     pub parameters: f64,
-    /// Percentage points of test accuracy per 1000 parameters, as the mean over the envs.
+    /// Percentage points of test score per 1000 parameters, as the mean over the envs.
     pub points_per_1000_parameters: f64,
     /// Floating-point operations of training and of counterfactual evaluations, as the mean over
     /// the envs.
@@ -99,15 +106,17 @@ pub struct StudyRun {
 /// Results of one env at the end of its episode.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StudyEnv {
-    /// Test accuracy.
-    pub test_accuracy: f64,
-    /// Control accuracy.
-    pub control_accuracy: Option<f64>,
+    /// Test score.
+    #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+    pub test_score: f64,
+    /// Control score.
+    #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+    pub control_score: Option<f64>,
     /// Trained parameters of the host with its modules.
     pub parameters: usize,
     /// Trained parameters of the modules.
     pub grown_parameters: usize,
-    /// Percentage points of test accuracy per 1000 parameters.
+    /// Percentage points of test score per 1000 parameters.
     pub points_per_1000_parameters: f64,
     /// Counts of modules by fate.
     pub modules: ModuleCounts,
@@ -118,13 +127,13 @@ pub struct StudyEnv {
 impl From<&EnvSummary> for StudyEnv {
     fn from(env: &EnvSummary) -> Self {
         // A study begins only where there is a test split.
-        let test_accuracy = env.test_accuracy.unwrap_or(f64::NAN);
+        let test_score = env.test_score.unwrap_or(f64::NAN);
         Self {
-            test_accuracy,
-            control_accuracy: env.control_accuracy,
+            test_score,
+            control_score: env.control_score,
             parameters: env.parameters,
             grown_parameters: env.grown_parameters,
-            points_per_1000_parameters: 100_000.0 * test_accuracy / env.parameters as f64,
+            points_per_1000_parameters: 100_000.0 * test_score / env.parameters as f64,
             modules: env.history,
             rollbacks: env.rollbacks,
         }
@@ -140,7 +149,7 @@ impl StudyRun {
         };
         Self {
             seed: summary.seed,
-            test_accuracy: mean(&|env| env.test_accuracy),
+            test_score: mean(&|env| env.test_score),
             parameters: mean(&|env| env.parameters as f64),
             points_per_1000_parameters: mean(&|env| env.points_per_1000_parameters),
             flops: (summary.training_flops + summary.counterfactual_cost.flops) as f64
@@ -161,9 +170,9 @@ pub(super) struct ContenderRuns {
 
 /// Computes the contenders' statistics from their runs.
 pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
-    let first: Vec<(u64, f64)> = all.first().map_or(vec![], |first| {
-        first.runs.iter().map(|run| (run.seed, run.test_accuracy)).collect()
-    });
+    let first: Vec<(u64, f64)> = all
+        .first()
+        .map_or(vec![], |first| first.runs.iter().map(|run| (run.seed, run.test_score)).collect());
     let report =
         |(index, ContenderRuns { contender, known_seeds, runs }): (usize, ContenderRuns)| {
             let spread = |of: &dyn Fn(&StudyRun) -> f64| {
@@ -171,13 +180,13 @@ pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
             };
             let pair = |run: &StudyRun| {
                 let other = first.iter().find(|(seed, _)| *seed == run.seed)?.1;
-                Some((100.0 * run.test_accuracy, 100.0 * other))
+                Some((100.0 * run.test_score, 100.0 * other))
             };
             let pairs: Vec<(f64, f64)> = runs.iter().filter_map(pair).collect();
             ContenderReport {
                 contender,
                 known_seeds,
-                test_accuracy: spread(&|run| run.test_accuracy),
+                test_score: spread(&|run| run.test_score),
                 parameters: spread(&|run| run.parameters),
                 points_per_1000_parameters: spread(&|run| run.points_per_1000_parameters),
                 flops: spread(&|run| run.flops),
@@ -192,12 +201,12 @@ pub(super) fn reports(all: Vec<ContenderRuns>) -> Vec<ContenderReport> {
 mod tests {
     use super::*;
 
-    fn run(seed: u64, test_accuracy: f64) -> StudyRun {
+    fn run(seed: u64, test_score: f64) -> StudyRun {
         let (envs, training) = (vec![], vec![]);
-        let (parameters, points_per_1000_parameters) = (2000.0, 50.0 * test_accuracy);
+        let (parameters, points_per_1000_parameters) = (2000.0, 50.0 * test_score);
         StudyRun {
             seed,
-            test_accuracy,
+            test_score,
             parameters,
             points_per_1000_parameters,
             flops: 1e9,
@@ -218,11 +227,11 @@ mod tests {
             ran("random", vec![run(8, 0.5)]),
             ran("heuristic", vec![]),
         ]);
-        assert_eq!(reports[0].test_accuracy.unwrap().mean, 0.5);
+        assert_eq!(reports[0].test_score.unwrap().mean, 0.5);
         assert_eq!(reports[0].difference_pp, None);
         let difference = reports[1].difference_pp.unwrap();
         assert_eq!((difference.spread.count, difference.spread.mean), (1, -25.0));
         assert_eq!((difference.spread.std, difference.ahead), (None, 0));
-        assert_eq!((reports[2].test_accuracy, reports[2].difference_pp), (None, None));
+        assert_eq!((reports[2].test_score, reports[2].difference_pp), (None, None));
     }
 }

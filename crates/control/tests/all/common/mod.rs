@@ -32,7 +32,7 @@ pub(crate) fn quick_heuristic() -> HeuristicConfig {
     HeuristicConfig { plateau_steps: 1, plateau_gain_pp: 3.0, ..HeuristicConfig::default() }
 }
 
-/// A contribution in loss for a contribution in accuracy: .02 per point, standard error .005.
+/// A contribution in loss for a contribution in score: .02 per point, standard error .005.
 pub(crate) fn loss_of(contribution_pp: f32) -> PairedLoss {
     PairedLoss { difference: 0.02 * f64::from(contribution_pp), standard_error: 0.005 }
 }
@@ -53,7 +53,7 @@ pub(crate) struct FakeEnv {
     pub(crate) host: Host,
     pub(crate) step: u32,
     pub(crate) episode_steps: u32,
-    pub(crate) accuracies_pp: Vec<f32>,
+    pub(crate) scores_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
     pub(crate) twin_loss: Option<f32>,
     pub(crate) train_losses: Vec<f32>,
@@ -70,7 +70,7 @@ impl FakeEnv {
             host,
             step: 0,
             episode_steps,
-            accuracies_pp: vec![],
+            scores_pp: vec![],
             losses: vec![],
             train_losses: vec![],
             measured,
@@ -80,12 +80,12 @@ impl FakeEnv {
         }
     }
 
-    /// Adds an epoch with this loss and accuracy.
-    pub(crate) fn epoch(&mut self, loss: f32, accuracy_pp: f32) {
+    /// Adds an epoch with this loss and score.
+    pub(crate) fn epoch(&mut self, loss: f32, score_pp: f32) {
         self.host.step();
         self.losses.push(loss);
         self.train_losses.push(loss);
-        self.accuracies_pp.push(accuracy_pp);
+        self.scores_pp.push(score_pp);
     }
 
     /// Records the measurements in the history.
@@ -99,7 +99,7 @@ impl FakeEnv {
             host: &self.host,
             step: self.step,
             episode_steps: self.episode_steps,
-            accuracies_pp: &self.accuracies_pp,
+            scores_pp: &self.scores_pp,
             losses: &self.losses,
             twin_loss: self.twin_loss,
             train_losses: &self.train_losses,
@@ -111,8 +111,8 @@ impl FakeEnv {
 
     /// Applies an action, which must be legal.
     pub(crate) fn act(&mut self, action: &Action) -> ActionOutcome {
-        let accuracy = self.accuracies_pp.last().copied();
-        let outcome = apply(action, &mut self.host, &self.measured, accuracy).unwrap();
+        let score = self.scores_pp.last().copied();
+        let outcome = apply(action, &mut self.host, &self.measured, score).unwrap();
         self.last = Some((action.op(), outcome.succeeded));
         self.step += 1;
         outcome

@@ -23,7 +23,7 @@ pub(crate) const WORTH_PP: [[f32; 7]; 2] =
 /// Steps of an episode.
 pub(crate) const STEPS: u32 = 24;
 
-/// Accuracy of the bare host.
+/// Score of the bare host.
 const BARE_PP: f32 = 50.0;
 
 /// An env of the task.
@@ -59,11 +59,11 @@ impl Toy {
     pub(crate) fn epoch(&mut self) {
         let env = &mut self.env;
         env.host.step();
-        let mut accuracy = BARE_PP;
+        let mut score = BARE_PP;
         for (index, slot) in env.host.slots().iter().enumerate() {
             let worth = slot.module.as_ref().map(|m| WORTH_PP[index][m.blueprint_index]);
             let share = slot.alpha() * worth.unwrap_or(0.0);
-            accuracy += share;
+            score += share;
             let counts = matches!(slot.stage, Stage::Blending | Stage::Holding);
             env.measured[index] = GateInputs {
                 gradient_health: GradientHealth::from_norms(&[1.0]).filter(|_| worth.is_some()),
@@ -71,8 +71,8 @@ impl Toy {
                 contribution_loss: (counts && slot.alpha() > 0.0).then(|| loss_of(share)),
             };
         }
-        env.accuracies_pp.push(accuracy);
-        env.losses.push(2.0 - accuracy / 50.0);
+        env.scores_pp.push(score);
+        env.losses.push(2.0 - score / 50.0);
         env.remember(&[]);
     }
 
@@ -118,7 +118,7 @@ pub(crate) fn play(
 /// The largest sum of rewards of an episode. Exhaustive search over the step and slot in which each
 /// of the two best blueprints germinates, advances and is fossilized.
 ///
-/// Every module has the fast tempo, alpha 1 and the style linear_add: the gains in accuracy sum to
+/// Every module has the fast tempo, alpha 1 and the style linear_add: the gains in score sum to
 /// the same total on every path, and a slower or lower blending leaves less time or less
 /// contribution. Pruning gains nothing when the value of every module is known.
 pub(crate) fn best_return() -> f64 {
@@ -133,7 +133,7 @@ fn best_from(toy: &Toy, known: &mut HashMap<String, f64>) -> f64 {
     }
     let slots = toy.env.host.slots().iter().map(|slot| {
         let module = slot.module.as_ref();
-        let of = module.map(|m| (m.blueprint_index, m.alpha, m.accuracy_at_germination_pp));
+        let of = module.map(|m| (m.blueprint_index, m.alpha, m.score_at_germination_pp));
         format!("{} {:?} {of:?}", slot.stage, slot.stage_steps.min(4))
     });
     let key = format!("{step} {:?}", slots.collect::<Vec<_>>());

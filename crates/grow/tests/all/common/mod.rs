@@ -30,7 +30,7 @@ pub(crate) fn fine() -> GateInputs {
 /// A germination with defaults except for blueprint and style.
 pub(crate) fn germination(blueprint: usize, style: Style) -> Germination {
     let (tempo, alpha_target) = (Tempo::Fast, AlphaTarget::Full);
-    Germination { blueprint, style, tempo, alpha_target, accuracy_pp: Some(40.0) }
+    Germination { blueprint, style, tempo, alpha_target, score_pp: Some(40.0) }
 }
 
 /// Advances a module to a stage from Germinated to Fossilized.

@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use meristem::train::reading::{Skipped, check_is_run};
+use meristem::train::reading::{Overview, Skipped, check_is_run};
 
 use super::table::{self, Cell};
 use super::{warn_skipped, written_whole};
@@ -36,7 +36,10 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
 /// Writes the table as CSV (RFC 4180). Returns the number of rows, and the skipped lines of the
 /// events.
 fn write(table: Table, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped), Failure> {
-    let names: Vec<String> = table::columns(table).into_iter().map(|(name, _)| name).collect();
+    let names: Vec<String> = table::columns(table, Overview::read(run).task.score())
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
     let mut written = record(to, &names);
     let mut count = 0;
     let skipped = table::read(table, run, &mut |row| {

@@ -22,9 +22,10 @@ pub(super) fn run(arguments: &OnnxArguments) -> Outcome {
     })?;
     write_whole(&arguments.out, &model.bytes)?;
     plain::out(&printable(&format!(
-        "{}: {} to logits f32 [N, {}], opset {OPSET}",
+        "{}: {} to {} f32 [N, {}], opset {OPSET}",
         arguments.out.display(),
         model.input,
+        model.output,
         model.image.classes
     )));
     if model.normalization.is_none() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use meristem::train::reading::{Skipped, check_is_run};
+use meristem::train::reading::{Overview, Skipped, check_is_run};
 use parquet::basic::{LogicalType, Repetition, Type as Physical};
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, Int64Type};
 use parquet::errors::Result as Written;
@@ -35,7 +35,7 @@ pub(super) fn run(arguments: &ParquetArguments) -> Outcome {
 
 /// Writes the table. Returns the number of rows, and the skipped lines of the events.
 fn write(table: Table, run: &Path, to: &mut File) -> Result<(u64, Skipped), Failure> {
-    let columns = table::columns(table);
+    let columns = table::columns(table, Overview::read(run).task.score());
     let failed = |error| {
         let message = format!("cannot write the table: {error}");
         Failure::failed(message, "free some space, or write to another disk")

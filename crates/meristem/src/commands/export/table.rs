@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use meristem::control::{ActionOp, HEADS};
+use meristem::nn::ScoreKind;
 use meristem::train::events::{Event, SlotState, StepCompleted};
 use meristem::train::reading::{EventLine, EventTail, Reached, Skipped};
 
@@ -69,8 +70,8 @@ pub(super) fn read(
     Ok(tail.skipped())
 }
 
-/// The columns of the table.
-pub(super) fn columns(table: Table) -> Vec<Column> {
+/// The columns of the table of a run with scores of this kind.
+pub(super) fn columns(table: Table, score: ScoreKind) -> Vec<Column> {
     use Kind::{Count, Flag, Number, Text};
     let columns: &[(&str, Kind)] = match table {
         Table::Steps => &[
@@ -123,8 +124,9 @@ pub(super) fn columns(table: Table) -> Vec<Column> {
             &[("env", Count), ("round", Count), ("step", Count), ("batch", Count), ("loss", Number)]
         }
     };
+    let named = |name: &str| name.replace(ScoreKind::Accuracy.key(), score.key());
     let mut columns: Vec<Column> =
-        columns.iter().map(|(name, kind)| (name.to_string(), *kind)).collect();
+        columns.iter().map(|(name, kind)| (named(name), *kind)).collect();
     if table == Table::Policy {
         columns.extend(ActionOp::ALL.iter().map(|op| (format!("op_{op}"), Count)));
         columns.extend(HEADS.iter().map(|head| (format!("entropy_{}", head.name), Number)));
@@ -186,9 +188,9 @@ fn of_step(seconds: f64, step: &StepCompleted) -> Vec<Cell> {
         count(step.round),
         count(step.step),
         number(step.train_loss),
-        number(step.train_accuracy),
+        number(step.train_score),
         known(step.control_loss),
-        known(step.control_accuracy),
+        known(step.control_score),
         known(step.host_gradient_norm),
         count(step.host_parameters),
         count(step.grown_parameters),
@@ -198,7 +200,7 @@ fn of_step(seconds: f64, step: &StepCompleted) -> Vec<Cell> {
         known(step.images_per_s),
         known(step.twin.and_then(|twin| twin.train_loss)),
         known(step.twin.and_then(|twin| twin.control_loss)),
-        known(step.twin.and_then(|twin| twin.control_accuracy)),
+        known(step.twin.and_then(|twin| twin.control_score)),
     ]
 }
 

@@ -4,16 +4,17 @@ use std::ops::RangeInclusive;
 use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
+use meristem::nn::ScoreKind;
 use meristem::train::reading::Run;
 use serde_json::{Map, json};
 
 use super::super::{Outcome, print_json};
 use super::read;
 use crate::cli::CompareArguments;
-use crate::page::{accuracy, differences, results, skipped};
-use crate::plain::{self, percent, printable};
+use crate::page::{differences, results, scores, skipped};
+use crate::plain::{self, printable};
 use crate::plot::SIZE;
-use crate::table;
+use crate::{score, table};
 
 /// Columns of a curve in text.
 const COLUMNS: usize = 60;
@@ -28,9 +29,9 @@ pub(super) fn run(arguments: &CompareArguments) -> Outcome {
         plain::out(&text(&runs))
     }
     if let Some(plot) = &arguments.plot {
-        match accuracy(&runs).draw(SIZE) {
+        match scores(&runs).draw(SIZE) {
             Some(picture) => plot.write(&picture)?,
-            None => plain::err("no plot was written, because no run has a control accuracy"),
+            None => plain::err("no plot was written, because no run has a control score"),
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -70,31 +71,38 @@ fn side_by_side(title: &str, rows: &[(impl AsRef<str>, Vec<String>)]) -> String 
     table.to_string()
 }
 
-/// Curves of control accuracy as lines of text, on one scale.
+/// Curves of the control score as lines of text, on one scale.
 fn curves(runs: &[&Run]) -> Vec<String> {
-    let all: Vec<Vec<[f64; 2]>> = runs.iter().map(|run| run.history.accuracy.points()).collect();
+    let all: Vec<Vec<[f64; 2]>> = runs.iter().map(|run| run.history.score.points()).collect();
     let values = || all.iter().flatten().map(|point| point[1]);
-    let (least, most) = values().fold((1.0f64, 0.0f64), |(a, b), y| (a.min(y), b.max(y)));
+    let ends = (f64::INFINITY, f64::NEG_INFINITY);
+    let (least, most) = values().fold(ends, |(a, b), y| (a.min(y), b.max(y)));
+    let kind = score::common(runs.iter().map(|run| &run.overview));
+    let name = kind.map_or("score".into(), |kind| kind.to_string());
+    let show = |score: Option<f64>| match kind {
+        Some(kind) => score::value(kind, score),
+        None => score.map_or("–".into(), |score| format!("{score:.3}")),
+    };
     let last = all.iter().flatten().map(|point| point[0]).fold(0.0, f64::max);
     if values().next().is_none() {
         return vec![];
     }
     let mut lines = vec![format!(
-        "control accuracy over {} steps, from {} to {}",
+        "control {name} over {} steps, from {} to {}",
         plain::thousands(last as u64 + 1),
-        percent(Some(least)),
-        percent(Some(most))
+        show(Some(least)),
+        show(Some(most))
     )];
     for (number, points) in all.iter().enumerate() {
-        let end = percent(points.last().map(|point| point[1]));
+        let end = show(points.last().map(|point| point[1]));
         lines.push(format!("{}  {}  {end}", number + 1, bars(points, least..=most, last)));
     }
     lines
 }
 
-/// Draws a curve as one line of bars with eight heights over the range `accuracies`. A column shows
+/// Draws a curve as one line of bars with eight heights over the range `scores`. A column shows
 /// the last value within its interval of steps, or else the previous value.
-fn bars(points: &[[f64; 2]], accuracies: RangeInclusive<f64>, last: f64) -> String {
+fn bars(points: &[[f64; 2]], scores: RangeInclusive<f64>, last: f64) -> String {
     const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     let columns = COLUMNS.min(last as usize + 1);
     let end = points.last().map_or(-1.0, |point| point[0]);
@@ -104,8 +112,8 @@ fn bars(points: &[[f64; 2]], accuracies: RangeInclusive<f64>, last: f64) -> Stri
         let before = points.partition_point(|point| point[0] < to);
         let known = before.checked_sub(1).filter(|_| from <= end);
         known.map_or(' ', |at| {
-            let share = (points[at][1] - accuracies.start())
-                / (accuracies.end() - accuracies.start()).max(1e-9);
+            let share =
+                (points[at][1] - scores.start()) / (scores.end() - scores.start()).max(1e-9);
             BARS[((share * 7.0).round() as usize).min(7)]
         })
     };
@@ -115,11 +123,12 @@ fn bars(points: &[[f64; 2]], accuracies: RangeInclusive<f64>, last: f64) -> Stri
 /// The comparison as JSON, for `--json` and for `serve`.
 pub(in crate::commands) fn as_json(runs: &[&Run]) -> serde_json::Value {
     let differ = differences(runs).into_iter().map(|(key, values)| (key, json!(values)));
-    let accuracies = runs.iter().map(|run| run.history.accuracy.points());
+    let key = score::common(runs.iter().map(|run| &run.overview)).map_or("score", ScoreKind::key);
+    let scores = runs.iter().map(|run| run.history.score.points());
     json!({
-        "runs": runs.iter().map(|run| &run.overview).collect::<Vec<_>>(),
+        "runs": runs.iter().map(|run| score::row(&run.overview)).collect::<Vec<_>>(),
         "settings": differ.collect::<Map<_, _>>(),
-        "control_accuracy": accuracies.collect::<Vec<_>>(),
+        &*format!("control_{key}"): scores.collect::<Vec<_>>(),
     })
 }
 

@@ -15,8 +15,8 @@ use super::{Outcome, locate, print_json};
 use crate::cli::{RunsArguments, RunsCommand};
 use crate::failure::Failure;
 use crate::page::age;
-use crate::plain::{self, percent, printable, thousands};
-use crate::table;
+use crate::plain::{self, printable, thousands};
+use crate::{score, table};
 
 pub(crate) fn run(arguments: &RunsArguments) -> Outcome {
     match &arguments.command {
@@ -34,6 +34,7 @@ fn list(folder: &Path, json: bool) -> Outcome {
     let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
     rows.sort_by(|a, b| age(b).total_cmp(&age(a)).then_with(|| a.run.cmp(&b.run)));
     if json {
+        let rows: Vec<_> = rows.iter().map(score::row).collect();
         print_json(&json!({"runs": rows, "unreadable": unreadable, "truncated": truncated}))?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -76,8 +77,8 @@ fn overviews(rows: &[Overview], folder: &Path) -> Table {
             printable(&name),
             row.state.name().into(),
             printable(row.controller.as_deref().unwrap_or("–")),
-            percent(row.control_accuracy),
-            percent(row.test_accuracy),
+            score::named(row.task.score(), row.control_score),
+            score::named(row.task.score(), row.test_score),
             row.parameters.map_or("–".into(), |count| thousands(count.round() as u64)),
             row.steps.map_or("–".into(), |[done, all]| format!("{done}/{all}")),
             row.age_seconds.map_or("–".into(), age),

@@ -15,7 +15,8 @@ use super::library::{Library, lock};
 use super::work::CancelToken;
 use crate::commands::runs::compare;
 use crate::page::{self, Html, Part, side_by_side};
-use crate::plain::{duration, percent, thousands};
+use crate::plain::{duration, thousands};
+use crate::score;
 
 /// Characters that are not escaped in the path of a URL.
 const PLAIN: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'/');
@@ -193,8 +194,8 @@ fn list(library: &Library, cancel: &CancelToken) -> Vec<Part> {
             first,
             state(row.state),
             text(row.controller.clone().unwrap_or("–".into())),
-            text(percent(row.control_accuracy)),
-            text(percent(row.test_accuracy)),
+            text(score::named(row.task.score(), row.control_score)),
+            text(score::named(row.task.score(), row.test_score)),
             text(row.parameters.map_or("–".into(), |count| thousands(count.round() as u64))),
             text(row.steps.map_or("–".into(), |[done, all]| format!("{done}/{all}"))),
             text(row.age_seconds.map_or("–".into(), page::age)),
@@ -264,10 +265,12 @@ fn now(follower: &Follower) -> Html {
 
 fn run_json(follower: &Follower) -> Value {
     let Run { overview, settings, history, skipped, .. } = &follower.run;
+    let key = overview.task.score().key();
+    let [control, twin] = ["control", "twin"].map(|of| format!("{of}_{key}"));
     let env = |env: &EnvHistory| {
         json!({
-            "control_accuracy": points(&env.control_accuracy),
-            "twin_accuracy": points(&env.twin_accuracy),
+            &*control: points(&env.control_score),
+            &*twin: points(&env.twin_score),
             "train_loss": points(&env.train_loss),
             "control_loss": points(&env.control_loss),
             "parameters": points(&env.parameters),
@@ -277,14 +280,14 @@ fn run_json(follower: &Follower) -> Value {
     };
     let envs = history.envs.iter().map(|(number, history)| (number.to_string(), env(history)));
     json!({
-        "overview": overview,
+        "overview": score::row(overview),
         "round": history.round,
         "reading": follower.is_reading,
         "problem": follower.problem,
         "skipped_lines": skipped.damaged + skipped.unknown + skipped.newer,
         "settings": settings.all(),
-        "control_accuracy": points(&history.accuracy),
-        "twin_accuracy": points(&history.twin_accuracy),
+        &*control: points(&history.score),
+        &*twin: points(&history.twin_score),
         "train_loss": points(&history.train_loss),
         "parameters": points(&history.parameters),
         "images_per_s": points(&history.images_per_s),

@@ -87,7 +87,7 @@ impl App {
     pub(super) fn order(&self) -> Vec<usize> {
         let figure = |env: &EnvHistory| match self.sort {
             Column::Env => None,
-            Column::Control => env.last.as_ref().and_then(|step| step.control_accuracy),
+            Column::Control => env.last.as_ref().and_then(|step| step.control_score),
             Column::Loss => env.last.as_ref().map(|step| step.train_loss),
             Column::Parameters => env.parameters.last(),
         };

@@ -10,16 +10,18 @@ use ratatui::widgets::{Axis, Chart, Dataset, GraphType};
 
 use super::app::App;
 use super::parts::{colour, panel};
+use crate::score;
 
-/// Control accuracy of the env and of its bare twin, in percent.
-pub(super) fn accuracy(frame: &mut Frame<'_>, app: &App, area: Rect) {
+/// Control score of the env and of its bare twin; accuracies in percent.
+pub(super) fn scores(frame: &mut Frame<'_>, app: &App, area: Rect) {
     let Some((number, env)) = app.env() else {
-        panel(frame, area, "accuracy".into());
+        panel(frame, area, "score".into());
         return;
     };
-    let title = format!("env {number}: control accuracy, %  (· bare)");
-    let curves = [(&env.control_accuracy, Color::Green), (&env.twin_accuracy, Color::Blue)];
-    draw(frame, app, area, Curves { title, curves, factor: 100.0 });
+    let kind = app.history().score_kind();
+    let title = format!("env {number}: {}  (· bare)", score::axes(Some(kind))[0]);
+    let curves = [(&env.control_score, Color::Green), (&env.twin_score, Color::Blue)];
+    draw(frame, app, area, Curves { title, curves, factor: score::factor(kind) });
 }
 
 /// Training and control loss of the env.

@@ -1,6 +1,7 @@
 //! The table of envs, and the panels of policy, incidents and memory.
 
 use meristem::control::{ActionOp, HEADS};
+use meristem::nn::ScoreKind;
 use meristem::train::reading::EnvHistory;
 use meristem::train::settings::ControllerKind;
 use ratatui::Frame;
@@ -12,7 +13,8 @@ use ratatui::widgets::{Paragraph, Row, Table, TableState, Wrap};
 use super::app::{App, Column};
 use super::parts::panel;
 use crate::page::skipped;
-use crate::plain::{megabytes, percent, printable, thousands};
+use crate::plain::{megabytes, printable, thousands};
+use crate::score;
 
 /// Table of all envs, scrolled to the chosen one.
 pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
@@ -32,7 +34,9 @@ pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
         mark(Column::Parameters, "params"),
         "action".into(),
     ]);
-    let rows = order.iter().map(|number| row(*number, &app.history().envs[number]));
+    let rows = order
+        .iter()
+        .map(|number| row(*number, &app.history().envs[number], app.history().score_kind()));
     let widths = [
         Constraint::Length(4),
         Constraint::Length(8),
@@ -47,11 +51,11 @@ pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
     frame.render_stateful_widget(table, inner, &mut state);
 }
 
-fn row(number: usize, env: &EnvHistory) -> Row<'static> {
+fn row(number: usize, env: &EnvHistory, kind: ScoreKind) -> Row<'static> {
     let Some(last) = &env.last else { return Row::new([number.to_string()]) };
     Row::new([
         number.to_string(),
-        percent(last.control_accuracy),
+        score::named(kind, last.control_score),
         format!("{:.3}", last.train_loss),
         env.parameters.last().map_or("–".into(), |count| thousands(count as u64)),
         printable(&last.action),

@@ -9,7 +9,8 @@ use ratatui::widgets::{Paragraph, Wrap};
 use super::app::App;
 use super::parts::colour;
 use super::{charts, host, panels};
-use crate::plain::{percent, printable, thousands};
+use crate::plain::{printable, thousands};
+use crate::score;
 
 /// Minimum size of the screen.
 const SMALLEST: [u16; 2] = [60, 20];
@@ -47,7 +48,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
     panels::envs(frame, app, left);
     host::draw(frame, app, right);
     let [left, right] = halves.areas(curves);
-    charts::accuracy(frame, app, left);
+    charts::scores(frame, app, left);
     charts::loss(frame, app, right);
     let [left, right] = halves.areas(panels);
     panels::policy(frame, app, left);
@@ -92,10 +93,10 @@ fn heading(app: &App) -> Vec<Line<'static>> {
         let style = colour(app, Color::Red).add_modifier(Modifier::BOLD);
         return vec![Line::from(first), Line::styled(printable(problem), style)];
     }
-    let speed = history.images_per_s.last();
+    let (kind, speed) = (history.score_kind(), history.images_per_s.last());
     let mut second = vec![
-        format!("control {}", percent(history.accuracy.last())),
-        format!("bare {}", percent(history.twin_accuracy.last())),
+        format!("control {}", score::named(kind, history.score.last())),
+        format!("bare {}", score::named(kind, history.twin_score.last())),
         speed.map_or("– samples/s".into(), |n| format!("{} samples/s", thousands(n as u64))),
         format!("{} s", thousands(history.seconds.max(0.0) as u64)),
     ];

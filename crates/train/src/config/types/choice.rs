@@ -36,6 +36,7 @@ macro_rules! choice {
         value_as_text!($type, [$($name),+].join(", "));
     };
 }
+pub(crate) use choice;
 
 /// Named sets of default values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -11,6 +11,7 @@ mod controller;
 mod exchange;
 mod normalize;
 mod policy_start;
+mod task;
 
 pub use self::amount::{BatchLimit, ByteSize, ClipNorm};
 pub use self::augmentations::Augmentations;
@@ -21,6 +22,7 @@ pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
 pub use self::normalize::Normalize;
 pub use self::policy_start::PolicyStart;
+pub use self::task::{LossKind, TaskKind};
 pub use super::text::BadValue;
 pub(crate) use super::text::{choose, serde_as_text, unknown};
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::record::null_as_nan;
 
-/// Counterfactual evaluation of an env: control accuracies with different sets of modules, and the
+/// Counterfactual evaluation of an env: control scores with different sets of modules, and the
 /// contributions that follow from them (`docs/growth.md`, Contributions).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Counterfactuals {
@@ -15,8 +15,9 @@ pub struct Counterfactuals {
     pub round: usize,
     /// Number of the step.
     pub step: usize,
-    /// Accuracy of the unchanged network.
-    pub accuracy: f64,
+    /// Score of the unchanged network.
+    #[serde(rename = "accuracy", alias = "f1", alias = "r2", deserialize_with = "null_as_nan")]
+    pub score: f64,
     /// Contributions of the live modules with an alpha above 0.
     pub modules: Vec<ModuleOff>,
     /// Interactions of pairs of modules.
@@ -32,16 +33,22 @@ pub struct Counterfactuals {
 pub struct ModuleOff {
     /// Name of the slot.
     pub slot: String,
-    /// Control accuracy without the module.
-    pub accuracy_without: f64,
-    /// Accuracy with the module minus accuracy without it, in percentage points.
+    /// Control score without the module.
+    #[serde(
+        rename = "accuracy_without",
+        alias = "f1_without",
+        alias = "r2_without",
+        deserialize_with = "null_as_nan"
+    )]
+    pub score_without: f64,
+    /// Score with the module minus score without it, in percentage points.
     pub contribution: f64,
     /// Control loss without the module minus control loss with it, and its standard error, from the
     /// differences of the images.
     #[serde(default)]
     pub contribution_loss: Option<PairedLoss>,
     /// Shapley value in percentage points: the module's mean gain over all orders of switching
-    /// modules on. The values sum to the accuracy with all modules minus the accuracy with none.
+    /// modules on. The values sum to the score with all modules minus the score with none.
     /// Exact up to four modules; with more it is an estimate, made only in the last step of an
     /// episode.
     pub shapley: Option<f64>,
@@ -52,7 +59,7 @@ pub struct ModuleOff {
 pub struct ModulePair {
     /// Names of their slots.
     pub slots: [String; 2],
-    /// Accuracy with both, minus the accuracies with each alone, plus the accuracy with neither, in
+    /// Score with both, minus the scores with each alone, plus the score with neither, in
     /// percentage points.
     pub interaction: f64,
 }
@@ -62,8 +69,9 @@ pub struct ModulePair {
 pub struct ModulesOn {
     /// Slots of the modules that are on.
     pub on: Vec<String>,
-    /// Control accuracy.
-    pub accuracy: f64,
+    /// Control score.
+    #[serde(rename = "accuracy", alias = "f1", alias = "r2", deserialize_with = "null_as_nan")]
+    pub score: f64,
     /// Control loss.
     #[serde(deserialize_with = "null_as_nan")]
     pub loss: f64,

@@ -6,7 +6,7 @@ use meristem_grow::HostSpec;
 use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
-use crate::config::types::{ControllerKind, Normalize, PolicyStart};
+use crate::config::types::{ControllerKind, Normalize, PolicyStart, TaskKind};
 use crate::record::recorded::{Recorded, as_host, as_text, as_texts};
 
 /// Description of a run at its start.
@@ -17,6 +17,10 @@ pub struct RunStarted {
     pub program_version: String,
     /// Name of the dataset.
     pub dataset: String,
+    /// Task. Absent for `classify`; with another task, keys with `accuracy` in their names have the
+    /// score of the task instead, such as `control_r2`, in all events of the run.
+    #[serde(default = "TaskKind::classify", skip_serializing_if = "TaskKind::is_classify")]
+    pub task: TaskKind,
     /// Constants that normalise pixels; omitted if they are computed from the training images.
     #[serde(default, skip_serializing_if = "is_data")]
     pub normalize: Normalize,

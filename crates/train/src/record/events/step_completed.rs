@@ -19,13 +19,20 @@ pub struct StepCompleted {
     /// Mean training loss over the step; each batch is measured before its update.
     #[serde(deserialize_with = "null_as_nan")]
     pub train_loss: f64,
-    /// Training accuracy over the step; each batch is measured before its update.
-    pub train_accuracy: f64,
+    /// Training score over the step; each batch is measured before its update.
+    #[serde(
+        rename = "train_accuracy",
+        alias = "train_f1",
+        alias = "train_r2",
+        deserialize_with = "null_as_nan"
+    )]
+    pub train_score: f64,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy; null without a control split. If the env was rolled back in this step,
-    /// loss and accuracy belong to the restored host.
-    pub control_accuracy: Option<f64>,
+    /// Control score; null without a control split. If the env was rolled back in this step,
+    /// loss and score belong to the restored host.
+    #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+    pub control_score: Option<f64>,
     /// Mean L2 norm of the host's gradient before clipping; null in steps that
     /// `gradient_stats_every` skips.
     pub host_gradient_norm: Option<f64>,
@@ -69,8 +76,9 @@ pub struct TwinStep {
     pub train_loss: Option<f64>,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy; null without a control split.
-    pub control_accuracy: Option<f64>,
+    /// Control score; null without a control split.
+    #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+    pub control_score: Option<f64>,
 }
 
 /// Seconds that the host thread spent in each phase of a step, for the envs of one process.

@@ -40,10 +40,10 @@ pub struct EnvHistory {
     pub train_loss: Curve,
     /// Control loss over the steps.
     pub control_loss: Curve,
-    /// Control accuracy over the steps, 0..1.
-    pub control_accuracy: Curve,
-    /// Control accuracy of the bare twin over the steps.
-    pub twin_accuracy: Curve,
+    /// Control score over the steps, 0..1.
+    pub control_score: Curve,
+    /// Control score of the bare twin over the steps.
+    pub twin_score: Curve,
     /// Trained parameters of host and modules over the steps.
     pub parameters: Curve,
     /// Newest step.
@@ -55,7 +55,7 @@ pub struct EnvHistory {
     pub modules: Vec<ModuleOff>,
     /// Trained parameters of the modules by slot.
     pub module_parameters: BTreeMap<String, usize>,
-    /// Control and test accuracy at the end of the episode.
+    /// Control and test score at the end of the episode.
     pub result: Option<[Option<f64>; 2]>,
     /// Maximum number of spans.
     spans_max: usize,
@@ -82,9 +82,8 @@ impl EnvHistory {
     pub(super) fn limit(&mut self, envs: usize) {
         let envs = envs.next_power_of_two();
         let points_max = POINTS_MAX * ENVS_FULL / envs.max(ENVS_FULL);
-        let Self { train_loss, control_loss, control_accuracy, twin_accuracy, parameters, .. } =
-            self;
-        for curve in [train_loss, control_loss, control_accuracy, twin_accuracy, parameters] {
+        let Self { train_loss, control_loss, control_score, twin_score, parameters, .. } = self;
+        for curve in [train_loss, control_loss, control_score, twin_score, parameters] {
             curve.limit(points_max);
         }
         let [all, each] = SPANS_MAX;
@@ -94,9 +93,8 @@ impl EnvHistory {
 
     /// Memory in bytes, roughly.
     pub(super) fn bytes(&self) -> usize {
-        let Self { train_loss, control_loss, control_accuracy, twin_accuracy, parameters, .. } =
-            self;
-        let curves = [train_loss, control_loss, control_accuracy, twin_accuracy, parameters];
+        let Self { train_loss, control_loss, control_score, twin_score, parameters, .. } = self;
+        let curves = [train_loss, control_loss, control_score, twin_score, parameters];
         let points: usize = curves.iter().map(|curve| curve.points_kept()).sum();
         points * size_of::<[f64; 2]>() + self.spans.len() * (size_of::<Span>() + 32)
     }
@@ -107,8 +105,8 @@ impl EnvHistory {
         let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
         self.train_loss.push(x, step.train_loss);
         self.control_loss.push(x, known(step.control_loss));
-        self.control_accuracy.push(x, known(step.control_accuracy));
-        self.twin_accuracy.push(x, known(step.twin.and_then(|twin| twin.control_accuracy)));
+        self.control_score.push(x, known(step.control_score));
+        self.twin_score.push(x, known(step.twin.and_then(|twin| twin.control_score)));
         self.parameters.push(x, parameters);
         step.slots.truncate(SLOTS_MAX);
         step.slots.shrink_to_fit();

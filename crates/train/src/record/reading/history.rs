@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use meristem_control::{HEAD_COUNT, RoundReport};
+use meristem_nn::ScoreKind;
 
 use crate::error::Result;
 use crate::record::events::{
@@ -59,10 +60,10 @@ pub struct RunHistory {
     pub seconds: f64,
     /// Envs by number, in the newest round.
     pub envs: BTreeMap<usize, EnvHistory>,
-    /// Mean control accuracy of the envs over all steps of all rounds.
-    pub accuracy: Curve,
-    /// Mean control accuracy of the bare twins, likewise.
-    pub twin_accuracy: Curve,
+    /// Mean control score of the envs over all steps of all rounds.
+    pub score: Curve,
+    /// Mean control score of the bare twins, likewise.
+    pub twin_score: Curve,
     /// Mean training loss of the envs over all steps of all rounds.
     pub train_loss: Curve,
     /// Mean number of trained parameters over all steps of all rounds.
@@ -86,7 +87,7 @@ struct StepMean {
     /// Round and step.
     place: Option<(usize, usize)>,
     // Sum and number of values.
-    accuracy: (f64, usize),
+    score: (f64, usize),
     twin: (f64, usize),
     train_loss: (f64, usize),
     parameters: (f64, usize),
@@ -122,6 +123,11 @@ impl RunHistory {
             *self = Self::default();
         }
         Ok(reached)
+    }
+
+    /// Kind of the scores; the accuracy before the run has started.
+    pub fn score_kind(&self) -> ScoreKind {
+        self.started.as_ref().map(|started| started.task.score()).unwrap_or_default()
     }
 
     /// Memory of the curves and stages of all envs in bytes, roughly.
@@ -163,8 +169,8 @@ impl RunHistory {
             Event::Anomaly { env, round, step, what } => {
                 self.incident(Incident { env, round, step, what });
             }
-            Event::EpisodeEnded { env, control_accuracy, test_accuracy, .. } => {
-                self.env(env, |env| env.result = Some([control_accuracy, test_accuracy]));
+            Event::EpisodeEnded { env, control_score, test_score, .. } => {
+                self.env(env, |env| env.result = Some([control_score, test_score]));
             }
             Event::RunEnded { status, error, .. } => {
                 self.end_step();
@@ -205,8 +211,8 @@ impl RunHistory {
             self.mean.place = place;
         }
         let parameters = step.host_parameters as f64 + step.grown_parameters as f64;
-        add(&mut self.mean.accuracy, step.control_accuracy);
-        add(&mut self.mean.twin, step.twin.and_then(|twin| twin.control_accuracy));
+        add(&mut self.mean.score, step.control_score);
+        add(&mut self.mean.twin, step.twin.and_then(|twin| twin.control_score));
         add(&mut self.mean.train_loss, Some(step.train_loss));
         add(&mut self.mean.parameters, Some(parameters));
         self.mean.images_per_s = step.images_per_s.or(self.mean.images_per_s);
@@ -222,8 +228,8 @@ impl RunHistory {
         let x = self.steps as f64;
         self.steps += 1;
         let share = |(sum, count): (f64, usize)| sum / count as f64;
-        self.accuracy.push(x, share(mean.accuracy));
-        self.twin_accuracy.push(x, share(mean.twin));
+        self.score.push(x, share(mean.score));
+        self.twin_score.push(x, share(mean.twin));
         self.train_loss.push(x, share(mean.train_loss));
         self.parameters.push(x, share(mean.parameters));
         self.images_per_s.push(x, mean.images_per_s.unwrap_or(f64::NAN));
@@ -276,7 +282,7 @@ mod tests {
         history.end_step();
         let close = |(a, b): (&[f64; 2], &[f64; 2])| a[0] == b[0] && (a[1] - b[1]).abs() < 1e-12;
         let expected = [[0.0, 0.25], [1.0, 0.35], [2.0, 0.45], [3.0, 0.55]];
-        let points = history.accuracy.points();
+        let points = history.score.points();
         assert!(points.len() == 4 && points.iter().zip(&expected).all(close), "{points:?}");
         assert_eq!((history.steps, history.parameters.last()), (4, Some(15.0)));
         assert!(history.train_loss.is_empty(), "a loss that is not finite has no point");

@@ -9,6 +9,7 @@ use meristem_data::path_text;
 use meristem_grow::HostSpec;
 use serde::Serialize;
 
+use crate::config::types::TaskKind;
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
 use crate::record::events::Recorded;
@@ -87,14 +88,20 @@ pub struct Overview {
     pub host: Option<String>,
     /// Name of the dataset.
     pub dataset: Option<String>,
+    /// Task, known once the run has started. Absent from JSON for `classify`; with another task,
+    /// keys with `accuracy` in their names have the score of the task instead.
+    #[serde(skip_serializing_if = "TaskKind::is_classify")]
+    pub task: TaskKind,
     /// Seed.
     pub seed: Option<u64>,
     /// Steps so far over all rounds, and in the whole run.
     pub steps: Option<[u64; 2]>,
-    /// Mean control accuracy, 0..1.
-    pub control_accuracy: Option<f64>,
-    /// Mean test accuracy, 0..1; known once the run has ended.
-    pub test_accuracy: Option<f64>,
+    /// Mean control score.
+    #[serde(rename = "control_accuracy")]
+    pub control_score: Option<f64>,
+    /// Mean test score; known once the run has ended.
+    #[serde(rename = "test_accuracy")]
+    pub test_score: Option<f64>,
     /// Mean number of trained parameters of host and modules.
     pub parameters: Option<f64>,
     /// Floating-point operations of training; known once the run has ended.
@@ -278,10 +285,11 @@ impl Overview {
             controller: settings.get("controller"),
             host: settings.get("host").map(host_name),
             dataset: settings.get("dataset"),
+            task: TaskKind::Classify,
             seed: number("seed"),
             steps: length.map(|[steps, rounds]| [0, steps.saturating_mul(rounds)]),
-            control_accuracy: None,
-            test_accuracy: None,
+            control_score: None,
+            test_score: None,
             parameters: None,
             training_flops: None,
             wall_seconds: None,
@@ -294,9 +302,10 @@ impl Overview {
     /// Results of a run that ended.
     pub(super) fn set_results(&mut self, summary: Summary) {
         let envs = &summary.envs;
+        self.task = summary.task;
         self.state = RunState::from(summary.status);
-        self.control_accuracy = mean(envs.iter().filter_map(|env| env.control_accuracy));
-        self.test_accuracy = mean(envs.iter().filter_map(|env| env.test_accuracy));
+        self.control_score = mean(envs.iter().filter_map(|env| env.control_score));
+        self.test_score = mean(envs.iter().filter_map(|env| env.test_score));
         self.parameters = mean(envs.iter().map(|env| env.parameters as f64));
         self.training_flops = Some(summary.training_flops);
         self.wall_seconds = Some(summary.wall_seconds);
@@ -346,10 +355,11 @@ impl Overview {
             });
             self.steps = Some([done.max().unwrap_or(0), steps.saturating_mul(rounds)]);
             let [controller, host] = [started.controller.to_string(), started.host.to_string()];
+            self.task = started.task;
             self.set_identity(controller, host, started.dataset, started.seed);
         }
         let last = || history.envs.values().filter_map(|env| env.last.as_ref());
-        self.control_accuracy = mean(last().filter_map(|step| step.control_accuracy));
+        self.control_score = mean(last().filter_map(|step| step.control_score));
         self.parameters =
             mean(last().map(|step| step.host_parameters as f64 + step.grown_parameters as f64));
         self.wall_seconds = Some(history.seconds);

@@ -18,16 +18,24 @@ pub struct EnvSummary {
     /// back.
     #[serde(deserialize_with = "null_as_nan")]
     pub train_loss: f64,
-    /// Training accuracy over the last step.
-    pub train_accuracy: f64,
+    /// Training score over the last step.
+    #[serde(
+        rename = "train_accuracy",
+        alias = "train_f1",
+        alias = "train_r2",
+        deserialize_with = "null_as_nan"
+    )]
+    pub train_score: f64,
     /// Control loss; null without a control split.
     pub control_loss: Option<f64>,
-    /// Control accuracy; null without a control split.
-    pub control_accuracy: Option<f64>,
+    /// Control score; null without a control split.
+    #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+    pub control_score: Option<f64>,
     /// Test loss; null without a test split, and if it is not finite.
     pub test_loss: Option<f64>,
-    /// Test accuracy; null without a test split.
-    pub test_accuracy: Option<f64>,
+    /// Test score; null without a test split.
+    #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+    pub test_score: Option<f64>,
     /// Trained parameters of the host with its modules.
     pub parameters: usize,
     /// Trained parameters of the host without modules.
@@ -56,15 +64,17 @@ pub struct EnvSummary {
 /// growth, trained on the same batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TwinSummary {
-    /// Control loss; loss and accuracy are null without a control split. All four are null if the
+    /// Control loss; loss and score are null without a control split. All four are null if the
     /// twin diverged.
     pub control_loss: Option<f64>,
-    /// Control accuracy.
-    pub control_accuracy: Option<f64>,
-    /// Test loss; loss and accuracy are null without a test split.
+    /// Control score.
+    #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+    pub control_score: Option<f64>,
+    /// Test loss; loss and score are null without a test split.
     pub test_loss: Option<f64>,
-    /// Test accuracy.
-    pub test_accuracy: Option<f64>,
+    /// Test score.
+    #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+    pub test_score: Option<f64>,
     /// Trained parameters.
     pub parameters: usize,
     /// Floating-point operations of training in the episode.
@@ -84,7 +94,7 @@ pub struct ModuleSummary {
     pub alpha: f64,
     /// Trained parameters.
     pub parameters: usize,
-    /// Control accuracy with the module minus without it, in percentage points; null for a module
+    /// Control score with the module minus without it, in percentage points; null for a module
     /// that does not affect the output yet.
     pub contribution: Option<f64>,
 }
@@ -107,10 +117,12 @@ pub struct RoundSummary {
     pub round: usize,
     /// Steps of its episodes.
     pub steps: usize,
-    /// Control accuracy of each env.
-    pub control_accuracy: Vec<Option<f64>>,
-    /// Test accuracy of each env; null without a test split.
-    pub test_accuracy: Vec<Option<f64>>,
+    /// Control score of each env.
+    #[serde(rename = "control_accuracy", alias = "control_f1", alias = "control_r2")]
+    pub control_score: Vec<Option<f64>>,
+    /// Test score of each env; null without a test split.
+    #[serde(rename = "test_accuracy", alias = "test_f1", alias = "test_r2")]
+    pub test_score: Vec<Option<f64>>,
     /// Trained parameters of each env, host and modules.
     pub parameters: Vec<usize>,
     /// Report of the policy on its actions and its update. Absent without a learning policy, and

@@ -6,7 +6,7 @@ mod episode;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use meristem_data::path_text;
+use meristem_data::{TargetKind, path_text};
 use meristem_nn::{Precision, ROUNDING};
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub(crate) use self::cost::HotTotals;
 pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnerMemory};
 pub use self::episode::{EnvSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary};
 use crate::config::TrainConfig;
-use crate::config::types::Normalize;
+use crate::config::types::{Normalize, TaskKind};
 use crate::input_file::InputFile;
 use crate::position::StepPosition;
 use crate::record::directory::Directory;
@@ -94,9 +94,9 @@ impl Stretch {
     }
 }
 
-/// Contents of `summary.json`. Accuracies are shares 0..1, losses mean cross-entropy in nats,
-/// contributions percentage points, sizes bytes, times seconds. Aliases are the names of keys in
-/// older files.
+/// Contents of `summary.json`. Accuracies are shares 0..1, losses the mean loss of the task
+/// (cross-entropy in nats for classes), contributions percentage points, sizes bytes, times
+/// seconds. Aliases are the names of keys in older files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// [`SUMMARY_VERSION`].
@@ -114,6 +114,10 @@ pub struct Summary {
     /// Whether the path is not UTF-8, so that its text in JSON is not the path.
     #[serde(default, skip_serializing_if = "path_text::is_exact")]
     pub path_is_lossy: bool,
+    /// Task of the run. Absent for `classify`; with another task, keys with `accuracy` in their
+    /// names have the score of the task instead, such as `test_r2`.
+    #[serde(default = "TaskKind::classify", skip_serializing_if = "TaskKind::is_classify")]
+    pub task: TaskKind,
     /// Host description.
     pub host: String,
     /// Controller setting.
@@ -207,7 +211,10 @@ pub struct DatasetSummary {
     pub skipped: usize,
     /// Channels, rows and columns of an image.
     pub image: [usize; 3],
-    /// Class names.
+    /// Kind of the targets. Absent for classes.
+    #[serde(default, skip_serializing_if = "are_classes")]
+    pub targets: TargetKind,
+    /// Names of the classes, of the labels, or of the numbers.
     pub classes: Vec<String>,
     /// Setting `normalize`; `data` in older summaries, which lack it.
     #[serde(default = "data")]
@@ -217,10 +224,21 @@ pub struct DatasetSummary {
     pub mean: Vec<f32>,
     /// Normalisation standard deviation of each channel, likewise.
     pub std: Vec<f32>,
+    /// Mean of the training targets of each output, if they are numbers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub target_mean: Vec<f64>,
+    /// Standard deviation of the training targets of each output, if they are numbers. The networks
+    /// learn (target − mean)/deviation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub target_std: Vec<f64>,
     /// CRC-32 of images and labels, as stored on the device, of the training split and of the test
     /// split. Empty in older summaries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checksums: Vec<String>,
+}
+
+fn are_classes(targets: &TargetKind) -> bool {
+    *targets == TargetKind::Classes
 }
 
 fn data() -> String {

@@ -12,7 +12,7 @@ pub(super) fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Me
         merged.loss_sum += follower.loss_sum;
         merged.correct += follower.correct;
         merged.samples += follower.samples;
-        merged.score += follower.score;
+        merged.sums += follower.sums;
     }
     // `batch_losses` has the losses of the last batches, the last of which is number `steps` − 1.
     let first = leader.steps as usize - leader.batch_losses.len();

@@ -1,0 +1,47 @@
+//! Keys of scores in JSON: `control_accuracy` of a run that classifies is `control_r2` of one with
+//! numbers, so that no file calls the one the other.
+//!
+//! The fields of events, summaries and studies are declared once, with the keys of accuracy and
+//! aliases for the others. So any score is read, and [`name_scores`] names it when it is written.
+
+use meristem_nn::ScoreKind;
+
+/// Keys with a score, up to `accuracy` and after it.
+const KEYS: [(&str, &str); 7] = [
+    ("", ""),
+    ("train_", ""),
+    ("control_", ""),
+    ("test_", ""),
+    ("twin_", ""),
+    ("twin_control_", ""),
+    ("", "_without"),
+];
+
+/// JSON in which the keys of accuracies have the name of `score` instead.
+///
+/// A key is its name in quotes and a colon. No text can contain that, because its own quotes are
+/// escaped.
+pub fn name_scores(json: String, score: ScoreKind) -> String {
+    if score == ScoreKind::Accuracy {
+        return json;
+    }
+    KEYS.iter().fold(json, |json, (before, after)| {
+        let key = |score: ScoreKind| format!("\"{before}{}{after}\":", score.key());
+        json.replace(&key(ScoreKind::Accuracy), &key(score))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_named_and_texts_stay() {
+        let text = r#"{"accuracy": 1, "control_accuracy":2,"why":"\"accuracy\": x",
+            "accuracy_without":null, "a":"test_accuracy"}"#;
+        assert_eq!(name_scores(text.into(), ScoreKind::Accuracy), text);
+        let named = r#"{"r2": 1, "control_r2":2,"why":"\"accuracy\": x",
+            "r2_without":null, "a":"test_accuracy"}"#;
+        assert_eq!(name_scores(text.into(), ScoreKind::R2), named);
+    }
+}
