@@ -255,8 +255,8 @@ impl Dataset {
         TargetForm::new(self.info.targets, self.info.classes.len())
     }
 
-    /// CRC-32 of the stored targets and samples: equal for equal files with equal storage. Waits for
-    /// the device, and copies targets and samples to the host piece by piece.
+    /// CRC-32 of the stored targets and samples: equal for equal files with equal storage. Waits
+    /// for the device, and copies targets and samples to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.

@@ -10,8 +10,8 @@ use crate::source::{DatasetFiles, Split};
 use crate::targets::StoredTargets;
 
 /// Decodes `split` into a temporary file (NHWC bytes; in `TMPDIR`) and maps it. The file never has
-/// a name, so it disappears with the mapping, even if the process is killed. `targets`
-/// receives the targets. Decoding holds one chunk in memory; pages of the mapping are loaded and evicted as
+/// a name, so it disappears with the mapping, even if the process is killed. `targets` receives the
+/// targets. Decoding holds one chunk in memory; pages of the mapping are loaded and evicted as
 /// needed.
 pub(crate) fn write(
     files: &DatasetFiles,

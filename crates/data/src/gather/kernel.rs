@@ -177,7 +177,7 @@ pub(super) struct GatherKernel {
     shape: SampleShape,
     blocks: MultiplyAdd,
     table: Table,
-    targets: TargetForm,
+    pub(super) targets: TargetForm,
     augment: Augment,
     seed: u64,
 }

@@ -112,7 +112,6 @@ struct ServedEnv {
 pub struct GatherBatches {
     order: EpochOrder,
     subset: Option<Arc<[u32]>>,
-    targets: TargetForm,
     kernel: Arc<GatherKernel>,
     gpu: GpuGather,
     /// Permutations of each device.
@@ -193,19 +192,8 @@ impl GatherBatches {
         let (augment, seed, forms) = (config.augment, config.seed, (shape, targets));
         let kernel = Arc::new(GatherKernel::new(forms, &constants, augment, seed));
         let gpu = GpuGather::new(forms, &constants, augment, seed);
-        let subset = config.subset.clone();
-        Ok(Self {
-            order,
-            subset,
-            targets,
-            kernel,
-            gpu,
-            permutations,
-            first_env,
-            envs,
-            epoch: None,
-            batch: 0,
-        })
+        let (subset, epoch) = (config.subset.clone(), None);
+        Ok(Self { order, subset, kernel, gpu, permutations, first_env, envs, epoch, batch: 0 })
     }
 
     /// Batches in an epoch.
@@ -347,8 +335,8 @@ impl GatherBatches {
             .shape(dims)
             .channels_last()
             .check("gather", "inputs", inputs);
-        let of_targets = expect().dtype(self.targets.dtype());
-        let of_targets = of_targets.shape(self.targets.batch(part).dims().iter().copied());
+        let form = self.kernel.targets;
+        let of_targets = expect().dtype(form.dtype()).shape(form.batch(part).dims().to_vec());
         let targets = of_targets.check("gather", "targets", targets);
         inputs.and(targets).is_ok()
     }

@@ -15,7 +15,7 @@ use super::{Source, missing_files};
 use crate::error::{Error, Mismatch, Result, damaged};
 use crate::targets::OUTPUTS_MAX;
 
-/// Longest header of a safetensors file, in bytes: it describes four arrays.
+/// Longest header of a safetensors file, in bytes: it describes some arrays.
 const SAFETENSORS_HEADER_MAX: u64 = 16 << 20;
 
 /// Visitor of an array: its header, and its bytes from the first element on.
@@ -29,8 +29,8 @@ pub(super) trait ArrayFile: Send + Sync {
     /// Opens the array called `name`; the header agrees with the number of bytes that follow.
     fn visit(&self, name: &str, visit: Visit<'_>) -> Result<()>;
 
-    /// Names of the classes, labels or numbers, if the file has them: an array `classes` of text in an archive,
-    /// metadata `classes`, a JSON list, in safetensors.
+    /// Names of the classes, labels or numbers, if the file has them: an array `classes` of text in
+    /// an archive, metadata `classes`, a JSON list, in safetensors.
     fn class_names(&self) -> Result<Option<Vec<String>>>;
 }
 
@@ -136,7 +136,7 @@ fn read_text(header: &NpyHeader, input: &mut Input<'_>) -> Result<Vec<String>> {
             let what = format!("`{CLASSES}`");
             return Err(Mismatch::new(
                 what,
-                "text [K], one name for each class",
+                "text [K], one name for each class or column",
                 header.to_string(),
             )
             .remedy("make them text, such as with numpy.array(names)")
@@ -244,7 +244,7 @@ impl ArrayFile for SafeTensors {
         };
         let names: Vec<String> = serde_json::from_str(text).map_err(|error| {
             let what = format!("`{CLASSES}` in the metadata");
-            let expected = "a JSON list of texts, one for each class";
+            let expected = "a JSON list of texts, one for each class or column";
             Mismatch::new(what, expected, error.to_string())
                 .remedy("write it as json.dumps(names)")
                 .in_layout(&self.path)

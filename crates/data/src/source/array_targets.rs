@@ -45,8 +45,8 @@ pub(super) struct ArrayTargets {
 }
 
 impl ArrayTargets {
-    /// Reads the targets `names` of the samples in `forms`, train and perhaps test. Numbers are read
-    /// twice: for their constants, and to be standardised.
+    /// Reads the targets `names` of the samples in `forms`, train and perhaps test. Training
+    /// numbers are read twice: for their constants, and to be standardised.
     ///
     /// # Errors
     /// [`Error::Missing`] names an array that the file lacks; [`Error::Layout`] for
@@ -202,11 +202,7 @@ impl TargetArray {
     }
 
     /// Passes the bytes of all elements to `each`, in order and with their places.
-    fn read_elements(
-        &self,
-        input: &mut Input<'_>,
-        each: &mut dyn FnMut(usize, &[u8], &Input<'_>) -> Result<()>,
-    ) -> Result<()> {
+    fn read_elements(&self, input: &mut Input<'_>, each: OnElement<'_>) -> Result<()> {
         let element = self.number.bytes();
         // The header agrees with the number of bytes, so this does not overflow.
         let elements = self.samples * self.width;
@@ -311,6 +307,9 @@ impl TargetArray {
         Err(self.out_of_range(place, input, Wrong { expected, got, remedy }))
     }
 }
+
+/// Receiver of elements: place, bytes, and the input for errors.
+type OnElement<'a> = &'a mut dyn FnMut(usize, &[u8], &Input<'_>) -> Result<()>;
 
 /// Description of a value out of range.
 struct Wrong {

@@ -7,12 +7,13 @@
 //! | `blobs` | points of 5 classes, 4,000 and 1,000: deviation 1 around centres in (−10, 10)² |
 //! | `spirals` | points of 3 classes, 3,000 and 750: arms of 1.75 turns in a circle of radius 1, |
 //! | | with noise of 0.03 |
-//! | `friedman` | vectors of 10 features with a number `y`, 4,000 and 1,000: Friedman #1 (Friedman, |
-//! | | 1991, Annals of Statistics 19), with noise of 1 |
+//! | `friedman` | vectors of 10 features with a number y, 4,000 and 1,000: Friedman #1 (Friedman |
+//! | | 1991, Annals of Statistics 19) with noise of deviation 1 |
 //!
-//! Sample i of the others has class i mod classes. The generator `Rng::new(42, Purpose::Synthetic, set, i)` draws
-//! its random numbers, with the sets counted from 0 in the order of the table, so every sample is a
-//! function of its index. Test samples follow the training samples.
+//! Sample i of a set with classes has class i mod classes. The generator
+//! `Rng::new(42, Purpose::Synthetic, set, i)` draws its random numbers, with the sets counted from
+//! 0 in the order of the table, so every sample is a function of its index. Test samples follow the
+//! training samples.
 
 use meristem_device::random::{Purpose, Rng};
 
@@ -33,7 +34,7 @@ const PLANE: SampleForm = SampleForm {
 pub(crate) struct Synthetic {
     layout: Layout,
     values: Vec<f32>,
-    /// Of both splits.
+    /// Targets of both splits.
     targets: StoredTargets,
 }
 

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use crate::common::{Image, batch_of, epoch_of, rest_of};
 use crate::gather::{Case, any_case};
-use crate::targets::any_target_case;
+use crate::target_batches::any_target_case;
 
 fn open(id: DeviceId) -> Device {
     let options = DeviceOptions { threads: 2, ..DeviceOptions::default() };

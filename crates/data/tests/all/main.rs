@@ -11,4 +11,5 @@ mod order;
 mod refusals;
 mod ring;
 mod sources;
+mod target_batches;
 mod targets;

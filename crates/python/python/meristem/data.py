@@ -63,8 +63,9 @@ class Dataset:
 
         Args:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
-                ``csv``, ``arrays``, ``mnist1d``, ``blobs``, ``spirals`` or ``friedman``, as for ``--dataset``
-                on the command line; or training samples: [N, F], [N, C, L] with ``kind="signal"``,
+                ``csv``, ``arrays``, ``mnist1d``, ``blobs``, ``spirals`` or ``friedman``, as for
+                ``--dataset`` on the command line; or training samples: [N, F], [N, C, L] with
+                ``kind="signal"``,
                 [N, C, H, W], or a table with a row for each sample. Bytes b have the value b / 255.
             targets: Targets of the training samples. Classes [N]: integers from 0 on, or text, whose
                 classes are sorted. Several labels [N, K]: bits. Numbers [N] or [N, K]: floats. A

@@ -137,8 +137,8 @@ settings! {
             scope(SettingScope::Process), since(5, "false"), train_only(), on_resume();
     }
     "Data" {
-        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv, arrays, mnist1d, blobs
-        /// or spirals.
+        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv, arrays, mnist1d,
+        /// blobs, spirals or friedman.
         dataset: String = same("embedded");
         /// Folder of the dataset; with --dataset csv or arrays, the file.
         data_root: Option<PathBuf> = absent("none, for a dataset without files"),
