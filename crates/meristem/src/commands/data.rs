@@ -180,14 +180,16 @@ fn print_verification(report: &VerifyReport) {
         let counts: Vec<u64> = split.per_class.iter().map(|(_, count)| *count as u64).collect();
         let least = counts.iter().min().copied().unwrap_or(0);
         let most = counts.iter().max().copied().unwrap_or(0);
+        let (outputs, least, most) = (counts.len(), thousands(least), thousands(most));
+        let targets = match report.targets {
+            TargetKind::Classes => format!("in {outputs} classes ({least} to {most} each)"),
+            TargetKind::Labels => format!("with {outputs} labels ({least} to {most} each)"),
+            TargetKind::Numbers => "with numbers".into(),
+        };
+        let samples = thousands(split.images as u64);
         plain::out(&format!(
-            "{} {}: {} sound samples in {} classes ({} to {} each), {damaged} damaged",
-            report.name,
-            split.split,
-            thousands(split.images as u64),
-            counts.len(),
-            thousands(least),
-            thousands(most),
+            "{} {}: {samples} sound samples {targets}, {damaged} damaged",
+            report.name, split.split,
         ));
         split
             .damaged
