@@ -399,7 +399,7 @@ fn check_slices(
     let (plural, unit, samples) = (kind.plural(), stored.plural(), targets.values() / form.width);
     if samples.checked_mul(shape.numel()) != Some(values) {
         let expected = format!("{samples} {plural} of {channels}×{height}×{width} {unit}");
-        let remedy = "give one label for each sample";
+        let remedy = "give one label, or one row of targets, for each sample";
         return wrong(plural, expected, format!("{values} {unit}"), remedy);
     }
     check_targets(targets, classes.len())

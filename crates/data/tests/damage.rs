@@ -12,6 +12,8 @@ use cap::Cap;
 use meristem_data::{DatasetSpec, Source, verify};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
 
 use common::files::*;
 
@@ -121,11 +123,38 @@ fn write_sound(kind: usize, root: &Path) -> (Source, Vec<&'static str>) {
                 .unwrap();
             (Source::Csv, vec!["a.csv", "1.png", "2.jpg"])
         }
+        8 | 9 => {
+            let bytes = if kind == 8 { with_numbers() } else { with_labels() };
+            fs::write(root.join("data.safetensors"), bytes).unwrap();
+            (Source::Arrays, vec!["data.safetensors"])
+        }
         _ => {
             fs::write(root.join("data.safetensors"), safetensors_bytes(&arrays)).unwrap();
             (Source::Arrays, vec!["data.safetensors"])
         }
     }
+}
+
+/// Three training samples and a test sample, with two numbers each.
+fn with_numbers() -> Vec<u8> {
+    let numbers: Vec<u8> = [1.0_f64, 5.0, 2.0, 5.0, 4.0, 5.0].map(f64::to_le_bytes).concat();
+    with_targets(["train_targets", "test_targets"], Dtype::F64, &numbers)
+}
+
+/// The same samples with two labels each.
+fn with_labels() -> Vec<u8> {
+    with_targets(["train_labels", "test_labels"], Dtype::BOOL, &[1, 0, 1, 1, 0, 0])
+}
+
+fn with_targets([train, test]: [&str; 2], dtype: Dtype, targets: &[u8]) -> Vec<u8> {
+    let tensor = |dtype, n, bytes| TensorView::new(dtype, vec![n, 2], bytes).unwrap();
+    let views = [
+        ("train_inputs", tensor(Dtype::U8, 3, &[1, 2, 3, 4, 5, 6])),
+        (train, tensor(dtype, 3, targets)),
+        ("test_inputs", tensor(Dtype::U8, 1, &[7, 8])),
+        (test, tensor(dtype, 1, &targets[..targets.len() / 3])),
+    ];
+    safetensors::serialize(views, None).unwrap()
 }
 
 /// No file here is larger than 20 kB, and deflate expands at most 1032 times. An allocation beyond
@@ -140,7 +169,7 @@ proptest! {
 
     #[test]
     fn damage_is_an_error_and_no_panic(
-        kind in 0..8_usize,
+        kind in 0..10_usize,
         resize in prop::option::of(1..20_u32),
         which in any::<Index>(),
         mutations in prop::collection::vec(any_mutation(), 1..4),
