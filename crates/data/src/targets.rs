@@ -27,7 +27,7 @@ pub enum TargetKind {
 
 impl fmt::Display for TargetKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.pad(match self {
             Self::Classes => "classes",
             Self::Labels => "labels",
             Self::Numbers => "numbers",

@@ -108,7 +108,7 @@ def test_a_run_on_numbers(tmp_path: Path) -> None:
     assert summary["task"] == "regress"
     env = summary["envs"][0]
     assert env["test_r2"] > 0.9 and "test_accuracy" not in env
-    steps = run.events()["step_completed"]
+    steps = run.events["step_completed"]
     assert "train_r2" in steps and not any("accuracy" in name for name in steps)
     # The outputs by numpy give the same score, and the units of the targets.
     weights = meristem.weights.load(run.weights(0))
@@ -146,7 +146,7 @@ def test_a_fleet_has_scores(tiny: dict[str, Any]) -> None:
     with meristem.Fleet(**tiny) as fleet:
         [env, _] = fleet.step()
         figures = fleet.figures[0]
-        assert figures.control_accuracy == figures.control_score == env.accuracies[-1]
+        assert figures.control_accuracy == figures.control_score == pytest.approx(env.accuracies[-1])
 
 
 def test_events_of_a_callback_have_the_names_of_scores() -> None:

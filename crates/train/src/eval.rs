@@ -66,10 +66,10 @@ pub enum NormalizedBy {
 /// Results of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalReport {
-    /// Mean loss, with the default loss of the task: cross-entropy in nats, binary cross-entropy, or
-    /// squared difference of standardised numbers.
+    /// Mean loss, with the default loss of the task: cross-entropy in nats, binary cross-entropy,
+    /// or squared difference of standardised numbers.
     pub loss: f64,
-    /// What the score is.
+    /// Kind of the score.
     #[serde(skip)]
     pub score_kind: ScoreKind,
     /// Score: the share of samples classified correctly, micro-F1, or R².

@@ -43,7 +43,7 @@ impl From<&TrainConfig> for TaskSettings {
     }
 }
 
-/// What the networks of a run learn, and how their outputs are judged.
+/// Task of a run: its loss, and the scores of its outputs.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     /// The task; not [`TaskKind::Auto`].
@@ -55,8 +55,8 @@ pub(crate) struct Task {
     pub(crate) score: Score,
     /// Score on the test split. R² compares with the variance of the test targets.
     pub(crate) test_score: Score,
-    /// Loss of guessing: the loss of the best constant prediction on the training split; for classes
-    /// that of equal probabilities.
+    /// Loss of guessing: the loss of the best constant prediction on the training split; for
+    /// classes that of equal probabilities.
     pub(crate) guessing: f64,
     /// Constants that the targets were standardised with.
     pub(crate) targets: Option<TargetScale>,
@@ -99,8 +99,8 @@ impl Task {
     /// classes.
     ///
     /// # Errors
-    /// [`Error::Value`]: a task that the targets are not for, or a loss, a smoothing or weights that
-    /// the task does not have.
+    /// [`Error::Value`]: a task that the targets are not for, or a loss, a smoothing or weights
+    /// that the task does not have.
     pub(crate) fn new(settings: &TaskSettings, info: &DatasetInfo) -> Result<Self> {
         let kind = kind_of(settings, info)?;
         let loss = loss_of(settings, info, kind)?;

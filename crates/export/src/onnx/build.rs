@@ -60,7 +60,8 @@ impl<'a> OnnxBuilder<'a> {
         })
     }
 
-    /// The model's output, its name and meaning: the logits, or numbers in the units of the targets.
+    /// The model's output, its name and meaning: the logits, or numbers in the units of the
+    /// targets.
     fn output(&mut self, logits: &str) -> (&'static str, &'static str) {
         let Some(constants) = self.network.outputs else {
             self.push_to("Flatten", &[logits], LOGITS, vec![axis(1)]);

@@ -67,7 +67,12 @@ pub(crate) fn study(study: &Study) -> Picture {
         let x = Axis::around(seeds().map(panel.of_run).chain(ends(panel.of_all)), sides);
         shapes.extend(axes([&x, &y], panel.field, [panel.label, score::axes(Some(kind))[1]]));
         for (place, report) in study.contenders.iter().enumerate() {
-            contender(report, panel, (series_colour(place), [&x, &y], factor), &mut shapes);
+            contender(
+                report,
+                panel,
+                (series_colour(place), Scales { x: &x, y: &y, factor }),
+                &mut shapes,
+            );
         }
     }
     for (place, report) in study.contenders.iter().enumerate() {
@@ -78,10 +83,19 @@ pub(crate) fn study(study: &Study) -> Picture {
     Picture { size: SIZE, shapes }
 }
 
+/// Axes of a panel.
+#[derive(Clone, Copy)]
+struct Scales<'a> {
+    x: &'a Axis,
+    y: &'a Axis,
+    /// Factor of scores on the vertical axis.
+    factor: f64,
+}
+
 fn contender(
     report: &ContenderReport,
     panel: &Panel,
-    (colour, [x, y], factor): (Colour, [&Axis; 2], f64),
+    (colour, Scales { x, y, factor }): (Colour, Scales<'_>),
     to: &mut Vec<Shape>,
 ) {
     // The dots of single seeds are pale.

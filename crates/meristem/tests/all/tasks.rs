@@ -15,8 +15,8 @@ use crate::resume::{Moment, killed_at};
 const NUMBERS: &str = "train --dataset friedman --host mlp:16,16 --blueprints vectors";
 const SMALL: &str = "--envs 2 --steps 10 --max-batches 8 --batch 32 --control-split 0.2 --quiet";
 
-/// A file of vectors in which label k is present where feature k is above its mean, and numbers that
-/// are sums of two features.
+/// A file of vectors in which label k is present where feature k is above its mean, and numbers
+/// that are sums of two features.
 fn arrays(m: &Meristem, name: &str, targets: &str) {
     const SAMPLES: usize = 600;
     let feature = |i: usize, k: usize| ((i * 37 + k * 101 + i * i * (k + 3)) % 97) as f32 / 97.0;
@@ -139,7 +139,8 @@ fn labels_and_several_numbers_are_learnt_from_arrays() {
             "eval --weights {weights} --dataset arrays --data-root {file} --split test --json"
         ));
         let report: Value = serde_json::from_str(&report.stdout).unwrap();
-        assert_eq!(report[score].as_f64(), Some(found));
+        // Batches of another size are summed in another order.
+        assert!((report[score].as_f64().unwrap() - found).abs() < 1e-12, "{report} {found}");
         // The same weights mean something else on other targets.
         let other = "eval --dataset friedman --weights";
         m.fails(&format!("{other} {weights}"), 2, &[]);

@@ -89,8 +89,9 @@ fn a_twin_is_resumed() {
 #[test]
 fn a_shaped_reward_is_the_lead_over_the_twin() {
     let m = Meristem::new();
-    let run = "train --host minimal --envs 2 --steps 6 --max-batches 3 --batch 32 --seed 7 \
-               --controller ppo --policy-hidden 8 --rounds 2 --quiet --reward shaped";
+    let run = "train --host minimal --envs 2 --steps 10 --max-batches 3 --batch 32 --seed 7 \
+               --controller ppo --policy-hidden 8 --rounds 2 --quiet --reward shaped \
+               --min-training-steps 1";
     m.ok(&format!("{run} --run-dir run"));
     let events = m.events("run");
     let steps = of_kind(&events, "step_completed");

@@ -44,7 +44,8 @@ class Figures:
         Raises:
             StateError: The run has another score.
         """
-        return self._accuracy(self.train_score)
+        self._check_is_accuracy()
+        return self.train_score
 
     @property
     def control_accuracy(self) -> float | None:
@@ -53,12 +54,12 @@ class Figures:
         Raises:
             StateError: The run has another score.
         """
-        return self._accuracy(self.control_score)
+        self._check_is_accuracy()
+        return self.control_score
 
-    def _accuracy(self, score: Any) -> Any:
+    def _check_is_accuracy(self) -> None:
         if self.score != "accuracy":
             raise StateError(f"this run has no accuracy; its score is {self.score}: use `control_score`")
-        return score
 
 
 def figures_of(given: dict[str, Any]) -> Figures:

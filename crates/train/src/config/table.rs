@@ -224,10 +224,11 @@ settings! {
         /// Task: auto, classify, multilabel or regress. auto: classify for classes, multilabel for
         /// several labels, regress for numbers. Its score is the accuracy, micro-F1 or R².
         task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto");
-        /// Loss: cross-entropy for task classify, binary-cross-entropy for multilabel; mse, huber or
-        /// l1 for regress, whose targets are standardised. auto: the first of these.
+        /// Loss: cross-entropy for task classify, binary-cross-entropy for multilabel; mse, huber
+        /// or l1 for regress, whose targets are standardised. auto: the first of these.
         loss: LossKind = same(LossKind::Auto), unit("LOSS"), since(9, "auto");
-        /// Difference at which the Huber loss becomes linear, in standard deviations of the targets.
+        /// Difference at which the Huber loss becomes linear, in standard deviations of the
+        /// targets.
         huber_delta: f32 = same(1.0f32), unit("D"), real(1e-6, 1e6), since(9, "1");
         /// Share of each label that is spread evenly over all classes.
         label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0");
@@ -419,12 +420,12 @@ settings! {
         reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {
-        /// Relative distance from the loss of guessing, that of the best constant prediction, within
-        /// which a loss counts as guessing. With classes that is ln(classes).
+        /// Relative distance from the loss of guessing, that of the best constant prediction,
+        /// within which a loss counts as guessing. With classes that is ln(classes).
         governor_collapse_width in governor.collapse_width: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
-        /// Share of the loss of guessing. Once the mean loss of an env falls below it, the env counts as
-        /// trained, and guessing counts as a failure.
+        /// Share of the loss of guessing. Once the mean loss of an env falls below it, the env
+        /// counts as trained, and guessing counts as a failure.
         governor_learned_share in governor.learned_share: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.6");
         /// Minimum loss of a spike. A loss is a spike only if it exceeds all three spike limits.

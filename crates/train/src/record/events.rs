@@ -7,8 +7,8 @@
 //! task's: accuracies and F1 in 0..1, R² at most 1. Losses are means of the task's loss, such as
 //! cross-entropy in nats, contributions percentage points of the control score. A number that is
 //! not finite, was not measured, or is left out by `telemetry` is `null`. Readers must skip unknown
-//! events and fields, and keep the text of an unknown stage, style, status, host, controller, device
-//! or instruction set ([`Recorded`]); a change of meaning raises the version.
+//! events and fields, and keep the text of an unknown stage, style, status, host, controller,
+//! device or instruction set ([`Recorded`]); a change of meaning raises the version.
 
 mod counterfactuals;
 mod run_started;

@@ -17,7 +17,6 @@ use crate::record::directory::{Directory, part_of};
 use crate::record::score_keys::name_scores;
 use crate::record::summary::{self, SUMMARY, Summary};
 use crate::record::{lines, sealed};
-use crate::study::Study;
 
 /// File that a process locks while it writes to the folder.
 pub(crate) const LOCK: &str = ".lock";
@@ -354,9 +353,10 @@ fn to_json(path: &Path, value: &impl Serialize, score: ScoreKind) -> Result<Vec<
     Ok(text.into_bytes())
 }
 
-/// Writes a study as indented JSON that ends with its checksum, with [`write_whole`].
-pub(crate) fn write_study(path: &Path, study: &Study) -> Result<()> {
-    write_whole(path, &to_json(path, study, study.task.score())?)
+/// Writes a value with scores of a kind as indented JSON that ends with its checksum, with
+/// [`write_whole`].
+pub(crate) fn write_json(path: &Path, value: &impl Serialize, score: ScoreKind) -> Result<()> {
+    write_whole(path, &to_json(path, value, score)?)
 }
 
 /// Writes a file that appears only once it is complete, and removes unfinished versions that killed

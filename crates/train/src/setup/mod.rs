@@ -247,7 +247,7 @@ pub(crate) struct Setup {
     pub(crate) info: DatasetInfo,
     /// Normalisation of the images, and names of their classes.
     pub(crate) interface: Interface,
-    /// What the networks learn.
+    /// Task of the run.
     pub(crate) task: Task,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,

@@ -1,11 +1,12 @@
 //! Weights files: their metadata, and rebuilding a network from one.
 //!
 //! A file is safetensors with PyTorch's names. Its metadata has `topology` (the host and its
-//! modules), `host` (the layers of the host; older files have none), `normalization`
-//! (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and
-//! for other samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`), for
-//! other tasks than classify `outputs` (`{"task": "regress", "scale": {"mean": […], "std": […]}}`,
-//! where an output stands for `output · std + mean`). A file without metadata, as PyTorch writes it, is a host without modules.
+//! modules), `host` (the layers of the host; older files have none), `normalization` (`{"mean":
+//! […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and for other
+//! samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`), for other tasks
+//! than classify `outputs` (`{"task": "regress", "scale": {"mean": […], "std": […]}}`, where an
+//! output stands for `output · std + mean`). A file without metadata, as PyTorch writes it, is a
+//! host without modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -284,10 +285,11 @@ impl InputForm {
     pub(crate) const PIXELS: Self = Self { kind: InputKind::Image, stored: StoredType::U8 };
 }
 
-/// Meaning of a network's outputs. Older files, and those of networks that classify, do not have it.
+/// Meaning of a network's outputs. Older files, and those of networks that classify, do not have
+/// it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct OutputForm {
-    /// What the network was trained for.
+    /// Task that the network was trained for.
     pub(crate) task: TaskKind,
     /// Scale of the outputs, if they are standardised.
     #[serde(default, skip_serializing_if = "Option::is_none")]

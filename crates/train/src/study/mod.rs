@@ -27,7 +27,7 @@ use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
-use crate::record::run_folder::{POLICY, write_study};
+use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
 use crate::resources::OpenDevices;
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch, TaskKind};
@@ -325,7 +325,7 @@ impl<'a> Contest<'a> {
             contenders: report::reports(ran.collect()),
         };
         if config.folder.is_dir() {
-            write_study(&config.folder.join("study.json"), &study)?;
+            write_json(&config.folder.join("study.json"), &study, task.score())?;
         }
         Ok(study)
     }

@@ -10,7 +10,7 @@ use crate::config::text::{BadValue, choose, serde_as_text};
 use crate::config::types::choice::choice;
 use crate::config::value::value_as_text;
 
-/// What the networks of a run learn.
+/// Task of a run, as a setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum TaskKind {
