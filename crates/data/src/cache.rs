@@ -8,6 +8,7 @@ use meristem_device::{Device, DeviceId};
 
 use crate::dataset::{self, Dataset, Residency};
 use crate::error::Result;
+use crate::source::table::TableOptions;
 use crate::source::{self, DatasetFiles, DatasetSpec, Source, Split};
 
 /// Identity of a cached dataset.
@@ -25,6 +26,8 @@ pub struct CacheKey {
     pub resize: Option<u32>,
     /// Whether decoded images on disk are neither read nor written.
     pub no_cache: bool,
+    /// Targets, missing values and rules of a table.
+    pub table: TableOptions,
     /// The split.
     pub split: Split,
     /// Storage of the images; never `Auto`.
@@ -97,10 +100,18 @@ pub fn load_files(
         }
         given => given,
     };
-    let DatasetSpec { source, root, skip_bad, resize, no_cache } = files.spec().clone();
-    let device_id = device.id();
-    let key =
-        CacheKey { device: device_id, source, root, skip_bad, resize, no_cache, split, residency };
+    let DatasetSpec { source, root, skip_bad, resize, no_cache, table } = files.spec().clone();
+    let key = CacheKey {
+        device: device.id(),
+        source,
+        root,
+        skip_bad,
+        resize,
+        no_cache,
+        table,
+        split,
+        residency,
+    };
     let loading = entry(device, &key, files);
     let mut slot = lock(&loading);
     if let Some(dataset) = &*slot {
@@ -199,6 +210,7 @@ pub fn clear(mut filter: impl FnMut(&CacheKey) -> bool) -> usize {
 }
 
 fn spec_of(key: &CacheKey) -> DatasetSpec {
-    let &CacheKey { source, ref root, skip_bad, resize, no_cache, .. } = key;
-    DatasetSpec { source, root: root.clone(), skip_bad, resize, no_cache }
+    let &CacheKey { source, ref root, skip_bad, resize, no_cache, ref table, .. } = key;
+    let (root, table) = (root.clone(), table.clone());
+    DatasetSpec { source, root, skip_bad, resize, no_cache, table }
 }

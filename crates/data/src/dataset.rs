@@ -146,6 +146,7 @@ impl Dataset {
             mean,
             std,
             skipped: 0,
+            table: None,
         };
         Ok(Arc::new(Self {
             device: device.clone(),

@@ -13,7 +13,7 @@ use super::identity::WatchedFiles;
 use super::image_file::{self, ImageForm, ImageSize, ImageStamp};
 use super::listing::{ImageFile, Listing};
 use super::{
-    DatasetSpec, Layout, OnBad, Reader, Sink, Source, Split, TestSplit, folder, missing, table,
+    DatasetSpec, Layout, OnBad, Reader, Sink, Source, Split, TestSplit, folder, image_list, missing,
 };
 use crate::error::{Error, Result};
 use crate::notes;
@@ -45,7 +45,7 @@ impl ImageFiles {
     /// Lists the images of `spec` at `root`, and reads headers.
     pub(crate) fn open(spec: &DatasetSpec, root: &Path, watch: &WatchedFiles) -> Result<Self> {
         let (listing, no_test) = match spec.source {
-            Source::Csv => (table::list(root, watch)?, "rows whose `split` is test"),
+            Source::Csv => (image_list::list(root, watch)?, "rows whose `split` is test"),
             _ => (folder::list(root, watch)?, "test/CLASS/*.{png,jpg,jpeg}"),
         };
         let Listing { classes, train, test, stray, beside } = listing;

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::DatasetFiles;
+use super::table::TableOptions;
 use crate::error::{Error, Result};
 
 /// Kinds of dataset (D9).
@@ -28,6 +29,8 @@ pub enum Source {
     /// `.npz` or `.safetensors` with `train_images` or `train_inputs`, and `train_labels` or
     /// `train_targets`; arrays of a test split have `test` in their names.
     Arrays,
+    /// A CSV file of numbers and categories, with target columns; rows are vectors.
+    Table,
     /// Signals of ten classes, generated.
     Mnist1d,
     /// Five clouds of points in the plane, generated.
@@ -40,7 +43,7 @@ pub enum Source {
 
 impl Source {
     /// Every source, in the order of the documentation.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Embedded,
         Self::FashionMnist,
         Self::Cifar10,
@@ -48,6 +51,7 @@ impl Source {
         Self::Folder,
         Self::Csv,
         Self::Arrays,
+        Self::Table,
         Self::Mnist1d,
         Self::Blobs,
         Self::Spirals,
@@ -87,6 +91,7 @@ impl Source {
             Self::Folder => "folder",
             Self::Csv => "csv",
             Self::Arrays => "arrays",
+            Self::Table => "table",
             Self::Mnist1d => "mnist1d",
             Self::Blobs => "blobs",
             Self::Spirals => "spirals",
@@ -119,6 +124,10 @@ impl Source {
                  from 0 to 1) or train_targets (numbers, N or N×K), and arrays of the same names \
                  with test for a test split"]
             }
+            Self::Table => {
+                &["a CSV file whose first line has the names of the columns: --target names those \
+                 of targets, split (train or test) makes a test split, all others are features"]
+            }
         };
         names.iter().map(|name| name.to_string()).collect()
     }
@@ -148,6 +157,7 @@ impl Source {
                 "write them with numpy.savez(\"data.npz\", train_inputs=…) or \
                  safetensors.numpy.save_file"
             }
+            Self::Table => "write a line for each sample, such as with pandas.DataFrame.to_csv",
         }
     }
 }
@@ -177,8 +187,8 @@ impl FromStr for Source {
 pub struct DatasetSpec {
     /// The kind of dataset.
     pub source: Source,
-    /// Location of its files: a folder, or the file of [`Source::Csv`] or [`Source::Arrays`].
-    /// Ignored for sources without files.
+    /// Location of its files: a folder, or the file of [`Source::Csv`], [`Source::Arrays`] or
+    /// [`Source::Table`]. Ignored for sources without files.
     pub root: Option<PathBuf>,
     /// Whether to count damage and continue, instead of stopping at the first: undecodable image
     /// files of [`Source::Folder`] and [`Source::Csv`], CIFAR records with an invalid label.
@@ -188,6 +198,8 @@ pub struct DatasetSpec {
     pub resize: Option<u32>,
     /// Whether to decode image files even if decoded images are on disk, and to write none there.
     pub no_cache: bool,
+    /// Targets, missing values and rules of [`Source::Table`].
+    pub table: TableOptions,
 }
 
 impl DatasetSpec {
@@ -198,6 +210,7 @@ impl DatasetSpec {
 
     /// A dataset without a root, read strictly and as it is.
     pub fn new(source: Source) -> Self {
-        Self { source, root: None, skip_bad: false, resize: None, no_cache: false }
+        let table = TableOptions::default();
+        Self { source, root: None, skip_bad: false, resize: None, no_cache: false, table }
     }
 }

@@ -9,11 +9,13 @@ pub(crate) mod array_samples;
 mod array_targets;
 pub(crate) mod arrays;
 pub(crate) mod cifar;
+mod csv_file;
 pub mod decoded;
 pub(crate) mod folder;
 pub(crate) mod identity;
 pub(crate) mod idx;
 pub(crate) mod image_file;
+mod image_list;
 pub(crate) mod images;
 pub(crate) mod input;
 mod kind;
@@ -22,7 +24,7 @@ mod metadata;
 pub(crate) mod npy;
 mod split;
 mod synthetic;
-pub(crate) mod table;
+pub mod table;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -38,6 +40,7 @@ use crate::shape::{InputKind, SampleShape, StoredType};
 use crate::targets::{self, Standardization, TargetChunk, TargetForm, TargetKind};
 use identity::WatchedFiles;
 use synthetic::Synthetic;
+use table::TableRules;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
 /// image, if that is larger). At most four such pieces exist at once: as read, as decoded, as
@@ -88,6 +91,9 @@ pub struct DatasetInfo {
     pub std: Vec<f32>,
     /// Images left out under `skip_bad`, both splits together.
     pub skipped: usize,
+    /// Rules by which rows became samples, of a table.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableRules>,
 }
 
 impl DatasetInfo {
@@ -175,6 +181,11 @@ pub(crate) type OnBadFile<'a> = &'a mut dyn FnMut(&listing::ImageFile) -> Result
 pub(crate) trait Reader: Send + Sync {
     /// Facts that are known without decoding.
     fn layout(&self) -> &Layout;
+
+    /// Rules by which rows become samples, of a table.
+    fn table_rules(&self) -> Option<&TableRules> {
+        None
+    }
 
     /// Decodes a split in order. Targets have the form of the layout: classes are below the number
     /// of classes, numbers are standardised.
@@ -310,6 +321,7 @@ impl DatasetFiles {
             mean,
             std,
             skipped: train.skipped + test_skipped,
+            table: self.reader.table_rules().cloned(),
         })
     }
 
@@ -409,6 +421,7 @@ fn open_reader(spec: &DatasetSpec, watch: &WatchedFiles) -> Result<Box<dyn Reade
             Box::new(images::ImageFiles::open(spec, root, watch)?)
         }
         (Source::Arrays, Some(root)) => arrays::open(root, watch)?,
+        (Source::Table, Some(root)) => Box::new(table::open(&spec.table, root, watch)?),
         (Source::Mnist1d, _) => Box::new(Synthetic::mnist1d()),
         (Source::Blobs, _) => Box::new(Synthetic::blobs()),
         (Source::Spirals, _) => Box::new(Synthetic::spirals()),
