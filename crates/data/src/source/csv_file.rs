@@ -179,8 +179,9 @@ impl CsvFile {
                 && self.record.as_slice().iter().all(u8::is_ascii_whitespace);
             if !is_empty {
                 let breaks = self.record.as_slice().iter().filter(|byte| **byte == b'\n').count();
-                // The parser is behind the end of the row's last line.
-                break self.reader.position().line().saturating_sub(1 + breaks as u64).max(1);
+                // The parser is behind the end of the row's last line, except after a quote that
+                // is never closed. Empty lines before the row are skipped with it.
+                break self.reader.position().line().saturating_sub(1 + breaks as u64).max(line);
             }
         };
         let got = self.record.len();

@@ -11,5 +11,6 @@ mod order;
 mod refusals;
 mod ring;
 mod sources;
+mod tables;
 mod target_batches;
 mod targets;
