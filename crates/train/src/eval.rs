@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use meristem_data::{Batch, DatasetSpec, Residency, Split, cache};
+use meristem_data::{Batch, DatasetSpec, Residency, Source, Split, cache};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions, Precision, Score, ScoreKind};
@@ -30,7 +30,7 @@ pub struct EvalConfig {
     pub weights: PathBuf,
     /// Host description; `None` if the file's metadata has the topology.
     pub host: Option<String>,
-    /// Dataset to evaluate on.
+    /// Dataset to evaluate on. A table is read by the rules in the weights file, if it has some.
     pub dataset: DatasetSpec,
     /// Split of the dataset.
     pub split: Split,
@@ -108,6 +108,11 @@ pub fn evaluate(config: &EvalConfig) -> Result<EvalReport> {
     check_precision(config.precision, [config.device])?;
     config.logits.as_deref().map_or(Ok(()), |path| check_output("logits", path))?;
     let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
+    let mut dataset = config.dataset.clone();
+    if dataset.source == Source::Table {
+        dataset.table.rules = weights.table_rules()?.map(Arc::new);
+    }
+    let config = &EvalConfig { dataset, ..config.clone() };
     let trace = RunTrace::open(config.trace.as_deref())?;
     let prepared =
         PreparedEvaluation::prepare(config, &weights, spec.as_ref(), isa, trace.as_ref());

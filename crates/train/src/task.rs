@@ -1,6 +1,6 @@
 //! Task of a run: its loss and score, from the settings and the dataset (T1, T2).
 
-use meristem_data::{Dataset, DatasetInfo, TargetKind};
+use meristem_data::{Dataset, DatasetInfo, Source, TargetKind};
 use meristem_nn::{Loss, Score, ScoreKind, target_squares};
 use serde::{Deserialize, Serialize};
 
@@ -164,13 +164,17 @@ fn kind_of(settings: &TaskSettings, info: &DatasetInfo) -> Result<TaskKind> {
         TargetKind::Numbers => "numbers",
     };
     let asked = settings.task;
-    let arrays = match asked {
-        TaskKind::Multilabel => "train_labels [N, K] of 0 and 1",
-        TaskKind::Regress => "train_targets",
-        _ => "train_labels [N] of integers",
+    let is_table = info.name == Source::Table.name();
+    let source = match asked {
+        TaskKind::Classify if is_table => "one target column of text or of whole numbers",
+        TaskKind::Multilabel if is_table => "a file of arrays, because tables have no labels",
+        _ if is_table => "target columns of numbers",
+        TaskKind::Multilabel => "a file of arrays train_labels [N, K] of 0 and 1",
+        TaskKind::Regress => "a file of arrays train_targets",
+        _ => "a file of arrays train_labels [N] of integers",
     };
     let expected = format!(
-        "auto or {own}, because dataset {} has {has}; for {asked} give a file of arrays {arrays}",
+        "auto or {own}, because dataset {} has {has}; for {asked} give {source}",
         info.name
     );
     Err(Error::value("task", asked, expected))

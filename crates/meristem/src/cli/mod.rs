@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use meristem::data::{DatasetSpec, Source};
+use meristem::data::{DatasetSpec, MissingValues, Source, TableOptions};
 use meristem::device::DeviceId;
 use meristem::nn::Precision;
 use meristem::train::config::check_precision;
@@ -191,14 +191,29 @@ fn precision() -> impl TypedValueParser<Value = Precision> {
         .map(move |text| named(text).unwrap_or_default())
 }
 
+fn missing() -> impl TypedValueParser<Value = MissingValues> {
+    let known = MissingValues::NAMES;
+    PossibleValuesParser::new(known.map(|(name, _)| name)).map(move |text| {
+        let named = known.into_iter().find(|(name, _)| *name == text);
+        named.map_or_else(MissingValues::default, |(_, missing)| missing)
+    })
+}
+
 /// Flags that select a dataset.
 #[derive(Debug, Args)]
 pub(crate) struct DatasetArguments {
     #[arg(long, help = format!("Dataset: {}", listed(Source::ALL.map(Source::name))))]
     pub(crate) dataset: Option<String>,
-    /// Folder of the dataset; with --dataset csv or arrays, the file
+    /// Folder of the dataset; with --dataset csv, arrays or table, the file
     #[arg(long, value_name = "DIR")]
     pub(crate) data_root: Option<PathBuf>,
+    /// Target columns, with --dataset table; all other columns are features
+    #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
+    pub(crate) target: Vec<String>,
+    /// Missing values of features, with --dataset table: refuse, or fill
+    #[arg(long, value_name = "refuse|fill", default_value_t = MissingValues::Refuse,
+        value_parser = missing())]
+    pub(crate) missing: MissingValues,
     /// Skip and count images that do not decode and CIFAR records with an invalid label
     #[arg(long)]
     pub(crate) skip_bad: bool,
@@ -223,9 +238,10 @@ impl DatasetArguments {
 
     /// Options of the dataset, without its source.
     pub(crate) fn options(&self) -> DatasetSpec {
-        let &Self { ref data_root, skip_bad, resize, no_cache, .. } = self;
-        let root = data_root.clone();
-        DatasetSpec { root, skip_bad, resize, no_cache, ..DatasetSpec::embedded() }
+        let &Self { ref data_root, ref target, missing, skip_bad, resize, no_cache, .. } = self;
+        let (root, target) = (data_root.clone(), target.clone());
+        let table = TableOptions { target, missing, ..TableOptions::default() };
+        DatasetSpec { root, skip_bad, resize, no_cache, table, ..DatasetSpec::embedded() }
     }
 }
 

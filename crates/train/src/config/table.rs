@@ -10,6 +10,7 @@ use std::sync::LazyLock;
 use meristem_control::{
     GovernorConfig, HeadKind, HeuristicConfig, PpoConfig, RewardConfig, RewardMode,
 };
+use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
 use meristem_grow::{Gates, Optimisers, Rules, Tempo};
 use meristem_nn::Precision;
@@ -137,12 +138,21 @@ settings! {
             scope(SettingScope::Process), since(5, "false"), train_only(), on_resume();
     }
     "Data" {
-        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv, arrays, mnist1d,
-        /// blobs, spirals or friedman.
+        /// Dataset: embedded, fashion-mnist, cifar10, cifar100, folder, csv, arrays, table,
+        /// mnist1d, blobs, spirals or friedman.
         dataset: String = same("embedded");
-        /// Folder of the dataset; with --dataset csv or arrays, the file.
+        /// Folder of the dataset; with --dataset csv, arrays or table, the file.
         data_root: Option<PathBuf> = absent("none, for a dataset without files"),
             unit("DIR");
+        /// Target columns, with --dataset table; all other columns are features. One column of text
+        /// or of whole numbers has classes; with --task regress, and otherwise, columns have
+        /// numbers.
+        target: Option<Vec<String>> = absent("none, for datasets other than table"),
+            unit("COLUMNS"), since(9, None);
+        /// Missing values of features, with --dataset table. refuse: an error. fill: the mean of the
+        /// training rows, or a category of its own.
+        missing: MissingValues = same(MissingValues::Refuse),
+            unit("refuse|fill"), since(9, "refuse");
         /// Skip and count images that do not decode and CIFAR records with an invalid label,
         /// instead of stopping.
         skip_bad: bool = same(false);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use meristem_control::RewardMode;
+use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
 use meristem_grow::Tempo;
 use meristem_nn::Precision;
@@ -178,6 +179,7 @@ macro_rules! named {
 named! {
     RewardMode: RewardMode::NAMES.map(|(_, mode)| mode);
     EpochMode: EpochMode::NAMES.map(|(_, mode)| mode);
+    MissingValues: MissingValues::NAMES.map(|(_, missing)| missing);
     Precision: Precision::ALL;
     Tempo: Tempo::ALL;
 }

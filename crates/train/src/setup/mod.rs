@@ -10,7 +10,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use meristem_control::RewardConfig;
-use meristem_data::{Augment, DatasetInfo, DatasetSpec, Normalization, Residency, Source};
+use meristem_data::{
+    Augment, DatasetInfo, DatasetSpec, MissingValues, Normalization, Residency, Source,
+    TableOptions,
+};
 use meristem_device::Stream;
 use meristem_grow::{
     BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology, nearest,
@@ -25,7 +28,7 @@ use crate::error::{Error, Result, is_no_file};
 use crate::hosts::{misfit, read_host};
 use crate::input_file::{InputFile, Moved, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
-use crate::settings::{Augmentations, ControllerKind};
+use crate::settings::{Augmentations, ControllerKind, TaskKind};
 use crate::setup::blueprints::Blueprints;
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
@@ -195,6 +198,12 @@ impl Names {
             skip_bad: config.skip_bad,
             resize: config.resize.map(|side| side as u32),
             no_cache: config.no_cache,
+            table: TableOptions {
+                target: config.target.clone().unwrap_or_default(),
+                missing: config.missing,
+                numbers: config.task == TaskKind::Regress,
+                rules: None,
+            },
             ..DatasetSpec::embedded()
         };
         let spec = dataset_spec(&config.dataset, spec)?;
@@ -286,7 +295,8 @@ impl Setup {
         let other_normalization = own.flatten().filter(|own| *own != normalization);
         let form = InputForm { kind: info.kind, stored: info.stored };
         let outputs = OutputForm { task: task.kind, scale: task.targets.clone() };
-        let interface = Interface { form, normalization, classes: info.classes.clone(), outputs };
+        let (classes, table) = (info.classes.clone(), info.table.clone());
+        let interface = Interface { form, normalization, classes, outputs, table };
         let config = config.clone();
         let plans = Plans::default();
         let setup = Self {
@@ -448,8 +458,8 @@ pub(crate) fn image_shape(info: &DatasetInfo) -> TaskShape {
 /// The dataset with the given name.
 ///
 /// # Errors
-/// [`Error::Value`]: an unknown name, for which the nearest is suggested, or a root for a
-/// dataset that reads no files.
+/// [`Error::Value`]: an unknown name, for which the nearest is suggested, a root for a dataset that
+/// reads no files, or an option of another dataset.
 pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
     let source: Source = name.parse().map_err(|_| {
         let known = Source::ALL.map(Source::name);
@@ -471,6 +481,16 @@ pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
     if let Some(side) = options.resize.filter(|_| !source.is_of_image_files()) {
         let expected = format!("no --resize with dataset {source}, whose images have one size");
         return Err(Error::value("resize", side, expected));
+    }
+    if source != Source::Table {
+        let TableOptions { target, missing, .. } = &options.table;
+        let expected = |flag| format!("no --{flag} with dataset {source}, only with dataset table");
+        if !target.is_empty() {
+            return Err(Error::value("target", target.join(","), expected("target")));
+        }
+        if *missing != MissingValues::Refuse {
+            return Err(Error::value("missing", missing, expected("missing")));
+        }
     }
     Ok(DatasetSpec { source, ..options })
 }

@@ -5,14 +5,14 @@
 //! […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and for other
 //! samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`), for other tasks
 //! than classify `outputs` (`{"task": "regress", "scale": {"mean": […], "std": […]}}`, where an
-//! output stands for `output · std + mean`). A file without metadata, as PyTorch writes it, is a
-//! host without modules.
+//! output stands for `output · std + mean`), and for a table `table` (the rules by which rows
+//! became samples). A file without metadata, as PyTorch writes it, is a host without modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meristem_data::notes::say;
-use meristem_data::{DatasetInfo, InputKind, Normalization, StoredType};
+use meristem_data::{DatasetInfo, InputKind, Normalization, StoredType, TableRules};
 use meristem_grow::{
     BlueprintSet, Host, HostLayer, HostSpec, Rules, SlotName, TaskShape, Topology, host_json,
 };
@@ -176,6 +176,18 @@ impl Weights {
         serde_json::from_str(json).map_err(|e| self.fail(format!("`outputs`: {e}")))
     }
 
+    /// The rules by which rows of the training table became samples, if it was a table.
+    ///
+    /// # Errors
+    /// Damaged or unsound rules.
+    pub(crate) fn table_rules(&self) -> Result<Option<TableRules>> {
+        let Some(json) = self.metadata.get("table") else { return Ok(None) };
+        let rules: TableRules =
+            serde_json::from_str(json).map_err(|e| self.fail(format!("`table`: {e}")))?;
+        rules.check().map_err(|e| self.fail(e))?;
+        Ok(Some(rules))
+    }
+
     /// Checks that the outputs mean what the targets of a dataset are.
     ///
     /// # Errors
@@ -312,6 +324,8 @@ pub(crate) struct Interface {
     pub(crate) classes: Vec<String>,
     /// Task and scale of the outputs.
     pub(crate) outputs: OutputForm,
+    /// Rules by which rows of a table became samples.
+    pub(crate) table: Option<TableRules>,
 }
 
 /// Serialises a network's tensors and its host for the weights file at `path`.
@@ -324,7 +338,7 @@ pub(crate) fn to_bytes(
     topology: &Topology,
     interface: &Interface,
 ) -> Result<Vec<u8>> {
-    let Interface { form, normalization: Normalization { mean, std }, classes, outputs } =
+    let Interface { form, normalization: Normalization { mean, std }, classes, outputs, table } =
         interface;
     let json = |value: &serde_json::Value| value.to_string();
     let form = (*form != InputForm::PIXELS).then(|| ("inputs", json(&serde_json::json!(form))));
@@ -337,10 +351,12 @@ pub(crate) fn to_bytes(
     ];
     let outputs =
         (*outputs != OutputForm::CLASSES).then(|| ("outputs", json(&serde_json::json!(outputs))));
+    let table = table.as_ref().map(|rules| ("table", json(&serde_json::json!(rules))));
     let metadata = metadata
         .into_iter()
         .chain(form)
         .chain(outputs)
+        .chain(table)
         .map(|(key, text)| (key.to_string(), text))
         .collect();
     Ok(safetensors::to_bytes(path, state, &metadata)?)

@@ -18,7 +18,8 @@ pub(super) const FEATURES_MAX: usize = 65_536;
 
 /// Treatment of missing values of features: of empty cells, and of NA, N/A, n/a, NaN, nan, NULL
 /// and null. A missing target is always an error.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum MissingValues {
     /// A missing value is an error.
     #[default]
