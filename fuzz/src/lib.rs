@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-use meristem_data::{DatasetFiles, DatasetSpec, Source, Split};
+use meristem_data::{DatasetFiles, DatasetSpec, Source, Split, TableOptions};
 use meristem_grow::{BlueprintSet, Host, HostSpec, Rules, TaskShape};
 
 /// Folder of this process. It outlives the process; `fuzz/run` removes the folder around it.
@@ -21,8 +21,16 @@ pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
 
 /// Reads all of a dataset: header, labels and images.
 pub fn read_dataset(source: Source, root: PathBuf) {
-    let spec = DatasetSpec { root: Some(root), no_cache: true, ..DatasetSpec::new(source) };
-    let Ok(files) = DatasetFiles::open(&spec) else { return };
+    read_all(&DatasetSpec { root: Some(root), no_cache: true, ..DatasetSpec::new(source) });
+}
+
+/// Reads all of a table.
+pub fn read_table(table: TableOptions, root: PathBuf) {
+    read_all(&DatasetSpec { root: Some(root), table, ..DatasetSpec::new(Source::Table) });
+}
+
+fn read_all(spec: &DatasetSpec) {
+    let Ok(files) = DatasetFiles::open(spec) else { return };
     let _ = files.info();
     let _ = files.has(Split::Test);
 }

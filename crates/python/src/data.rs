@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use meristem_data::{
     self as data, Augment, DatasetSpec, GatherConfig, InputKind, Normalization, Residency, Split,
-    cache,
+    TableOptions, cache,
 };
 use meristem_device::{Device, DeviceOptions};
 use meristem_train::dataset_spec;
@@ -55,10 +55,13 @@ impl Resident {
                     "give one of the two",
                 )
             })?;
-        let DatasetPlace { root, skip_bad, resize, budget, device: name } = place.extract()?;
+        let DatasetPlace { root, skip_bad, resize, target, missing, numbers, budget, device: name } =
+            place.extract()?;
         let residency = budget.map_or(Residency::Resident, |budget| Residency::Auto { budget });
         let data = detached(py, || {
-            let files = DatasetSpec { root, skip_bad, resize, ..DatasetSpec::embedded() };
+            let missing = missing.parse()?;
+            let table = TableOptions { target, missing, numbers, rules: None };
+            let files = DatasetSpec { root, skip_bad, resize, table, ..DatasetSpec::embedded() };
             let spec = dataset_spec(dataset, files)?;
             let files = cache::files(&spec)?;
             files.check_has(split)?;
@@ -96,6 +99,9 @@ struct DatasetPlace {
     root: Option<PathBuf>,
     skip_bad: bool,
     resize: Option<u32>,
+    target: Vec<String>,
+    missing: String,
+    numbers: bool,
     budget: Option<usize>,
     device: String,
 }

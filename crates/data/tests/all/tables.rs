@@ -215,7 +215,7 @@ fn the_kind_of_the_targets_follows_from_the_training_rows() {
 /// Without a column `split`, or without test rows, there is no test split.
 #[test]
 fn rows_without_splits_are_for_training() {
-    for text in ["x,y\n1,a\n2,b", "x,y,Split\n1,a,train\n2,b,train\n"] {
+    for text in ["\u{feff}x,y\n1,a\n2,b", "x,y,Split\n1,a,train\n2,b,train\n"] {
         let table = Table::strict(text, "y");
         assert_eq!((table.info().train_len, table.info().test_len), (2, None), "{text}");
         assert_eq!(features(&table.spec, Split::Train), [1.0, 2.0]);

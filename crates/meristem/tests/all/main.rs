@@ -29,6 +29,7 @@ mod run_folders;
 mod runs;
 mod shipped_policy;
 mod study_inputs;
+mod tables;
 mod tasks;
 mod terminals;
 mod trace;

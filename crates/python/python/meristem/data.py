@@ -30,6 +30,13 @@ class Batch(NamedTuple):
     targets: Array
 
 
+def _names(target: str | Sequence[str] | None) -> list[str]:
+    """Names of target columns."""
+    given = [target] if isinstance(target, str) else [] if target is None else target
+    names = sequence("target", given, "a list of names", DataError)
+    return [text("target", name, DataError) for name in names]
+
+
 class Dataset:
     """A split of a dataset.
 
@@ -51,6 +58,8 @@ class Dataset:
         root: "str | PathLike[str] | None" = None,
         skip_bad: bool = False,
         resize: int | None = None,
+        target: str | Sequence[str] | None = None,
+        missing: str = "refuse",
         budget: int | None = None,
         device: str = "cpu",
     ) -> None:
@@ -63,10 +72,9 @@ class Dataset:
 
         Args:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
-                ``csv``, ``arrays``, ``mnist1d``, ``blobs``, ``spirals`` or ``friedman``, as for
-                ``--dataset`` on the command line; or training samples: [N, F], [N, C, L] with
-                ``kind="signal"``,
-                [N, C, H, W], or a table with a row for each sample. Bytes b have the value b / 255.
+                ``csv``, ``arrays``, ``table``, ``mnist1d``, ``blobs``, ``spirals`` or ``friedman``,
+                as for ``--dataset`` on the command line; or training samples: [N, F], [N, C, L] with
+                ``kind="signal"``, [N, C, H, W], or a table with a row for each sample. Bytes b have the value b / 255.
             targets: Targets of the training samples. Classes [N]: integers from 0 on, or text, whose
                 classes are sorted. Several labels [N, K]: bits. Numbers [N] or [N, K]: floats. A
                 table may have the columns.
@@ -76,12 +84,15 @@ class Dataset:
                 images [N, H, W].
             channels_last: Whether images are [N, H, W, C]. Arrays that look so must say.
             task: ``classify``, ``multilabel`` or ``regress``, where the targets leave it open: floats
-                that are all whole numbers are classes, unless it is ``regress``.
+                that are all whole numbers are classes, unless it is ``regress``. So are whole numbers
+                of a ``table``.
             split: ``train`` or ``test``.
             root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.
             resize: Rows and columns of all images, for ``folder`` and ``csv``: images of other sizes
                 are cut to their central square and scaled.
+            target: Names of the target columns, for ``table``.
+            missing: ``refuse`` or ``fill``: missing values of features, for ``table``.
             budget: Maximum size of a resident copy in bytes; a larger dataset is streamed.
             device: ``cpu``, ``cpu:1``, …
 
@@ -93,6 +104,9 @@ class Dataset:
             "root": None if root is None else path("root", root, DataError),
             "skip_bad": flag("skip_bad", skip_bad, DataError),
             "resize": optional("resize", resize, 1, U32_MAX, DataError),
+            "target": _names(target),
+            "missing": text("missing", missing, DataError),
+            "numbers": False,
             "budget": optional("budget", budget, error=DataError),
             "device": text("device", device, DataError),
         }
@@ -110,6 +124,8 @@ class Dataset:
             file, is_new = _arrays.file_of((dataset, targets), test, classes, kind, layout, task)
             dataset, place["root"], new_file = "arrays", str(file), file if is_new else None
         else:
+            if dataset == "table" and task in ("classify", "regress"):
+                place["numbers"], of_arrays["task"] = task == "regress", None
             for name, value in of_arrays.items():
                 if value is not None:
                     raise refused(name, value, f"None for the dataset {dataset!r}", DataError)
@@ -122,6 +138,9 @@ class Dataset:
             raise
         wanted = {"data_root": place["root"], "resize": place["resize"]}
         wanted["skip_bad"] = place["skip_bad"] or None
+        wanted["target"] = place["target"] or None
+        wanted["missing"] = None if missing == "refuse" else missing
+        wanted["task"] = "regress" if place["numbers"] else None
         # The engine reads this attribute.
         self._dataset_settings = {"dataset": dataset}
         self._dataset_settings |= {key: value for key, value in wanted.items() if value is not None}

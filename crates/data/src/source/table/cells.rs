@@ -1,6 +1,6 @@
 //! The first line of a table, and its cells.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::path::Path;
 
 use super::rules::fits;
@@ -52,6 +52,8 @@ pub(super) fn whole(text: &str) -> Option<i64> {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Header {
     pub(super) names: Vec<String>,
+    /// Position of each name.
+    places: HashMap<String, usize>,
     /// Position of the column of splits.
     pub(super) split: Option<usize>,
 }
@@ -82,8 +84,10 @@ impl Header {
             let got = format!("{} for column {}", quoted(&names[place]), place + 1);
             return wrong(&expected, got, "name the column or remove it");
         }
-        let mut seen = HashSet::new();
-        if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
+        let places: HashMap<String, usize> = names.iter().cloned().zip(0..).collect();
+        let mut named = names.iter().zip(0..);
+        // The map has the last position of a name.
+        if let Some((twice, _)) = named.find(|(name, place)| places.get(*name) != Some(place)) {
             let got = format!("{} twice", quoted(twice));
             return wrong("different names of columns", got, "rename or remove one of them");
         }
@@ -93,7 +97,7 @@ impl Header {
             let remedy = "rename or remove the others";
             return wrong("at most one column `split`, in any case", "more".into(), remedy);
         }
-        Ok((Self { names, split }, file))
+        Ok((Self { names, places, split }, file))
     }
 
     /// Opens the file again, behind its first line.
@@ -121,7 +125,7 @@ impl Header {
 
     /// Position of the column of this name.
     pub(super) fn position(&self, name: &str) -> Option<usize> {
-        self.names.iter().position(|known| known == name)
+        self.places.get(name).copied()
     }
 
     /// The names of the columns other than that of splits, for messages.

@@ -10,6 +10,7 @@ mod encode;
 mod fit;
 mod rules;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Once};
 
@@ -79,12 +80,10 @@ pub(crate) fn open(
         train: targets[0].len(),
         test,
     };
-    let known = |name: &&String| {
-        let is_feature = rules.features.iter().any(|column| column.name == **name);
-        is_feature || rules.target_names().any(|target| target == **name)
-    };
-    let split = header.split.map(|split| header.names[split].clone());
-    let unread = header.names.iter().filter(|name| !known(name) && split.as_ref() != Some(name));
+    let features = rules.features.iter().map(|column| column.name.as_str());
+    let split = header.split.map(|split| header.names[split].as_str());
+    let read: HashSet<&str> = features.chain(rules.target_names()).chain(split).collect();
+    let unread = header.names.iter().filter(|name| !read.contains(name.as_str()));
     let unread = unread.cloned().collect();
     let path = path.to_path_buf();
     Ok(TableReader { path, header, rules, layout, targets, unread, reported: Once::new() })

@@ -1,0 +1,151 @@
+//! Runs on tables: their rules are in the weights, and `eval` applies them (D13).
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::common::Meristem;
+
+const HOST: &str = "--host mlp:16 --controller none --envs 1 --batch 32 --quiet";
+
+/// Rows of a table: `size` and `colour` with missing values, `price`, `kind`, and `split` if wanted.
+fn table(rows: std::ops::Range<usize>, has_split: bool) -> String {
+    let colours = ["red", "green", "", "blue"];
+    let row = |i: usize| {
+        let size = (i * 37 + i * i * 3) % 50;
+        let colour = (i * 7 + i * i) % 4;
+        let price = 3 * size + 40 * colour;
+        let shown = if size == 25 { "NA".to_string() } else { size.to_string() };
+        let kind = ["cheap", "dear"][usize::from(price > 120)];
+        let split = match (has_split, i % 4) {
+            (true, 0) => ",test",
+            (true, _) => ",train",
+            _ => "",
+        };
+        format!("{shown},{},{price}.5,{kind}{split}\n", colours[colour])
+    };
+    let split = if has_split { ",split" } else { "" };
+    format!("size,colour,price,kind{split}\n{}", rows.map(row).collect::<String>())
+}
+
+fn eval(m: &Meristem, run: &str, of: &str) -> Value {
+    let weights = format!("{run}/weights/env-0.safetensors");
+    let report = m.ok(&format!("eval --weights {weights} --dataset table {of} --json")).stdout;
+    serde_json::from_str(&report).unwrap()
+}
+
+#[test]
+fn a_table_is_trained_and_another_one_is_read_by_its_rules() {
+    let m = Meristem::new();
+    fs::write(m.path("train.csv"), table(0..800, true)).unwrap();
+    // Other sizes and frequencies, so that rules of its own would differ.
+    let other = table(800..1000, false);
+    let other: String = other
+        .lines()
+        .filter(|line| !line.contains("green"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    fs::write(m.path("other.csv"), other).unwrap();
+    let data = "--dataset table --data-root train.csv";
+    for (target, task, score, least) in
+        [("price", "regress", "r2", 0.8), ("kind", "classify", "accuracy", 0.85)]
+    {
+        // Each target is a function of the same features; the other one is left out of the file.
+        let others = ["price", "kind"].map(|name| (name, name == target));
+        for file in ["train", "other"] {
+            let text = fs::read_to_string(m.path(&format!("{file}.csv"))).unwrap();
+            fs::write(m.path(&format!("{target}-{file}.csv")), without(&text, &others)).unwrap();
+        }
+        let data = data.replace("train.csv", &format!("{target}-train.csv"));
+        let options = format!("{data} --target {target} --missing fill");
+        m.ok(&format!("train {options} {HOST} --steps 25 --control-split 0.1 --run-dir {target}"));
+        let config = fs::read_to_string(m.path(&format!("{target}/config.toml"))).unwrap();
+        assert!(config.contains(&format!("target = [\"{target}\"]")), "{config}");
+        assert!(config.contains("missing = \"fill\""), "{config}");
+        let summary = fs::read(m.path(&format!("{target}/summary.json"))).unwrap();
+        let summary: Value = serde_json::from_slice(&summary).unwrap();
+        let trained = summary["envs"][0][format!("test_{score}")].as_f64().unwrap();
+        assert!(trained > least, "{target}: {trained}");
+        // The same split, by the rules in the weights: neither target nor fill are given.
+        let own = eval(&m, target, &format!("--data-root {target}-train.csv --split test"));
+        assert_eq!(own[score].as_f64().unwrap(), trained, "{target}");
+        let more = eval(&m, target, &format!("--data-root {target}-other.csv --split train"));
+        assert!(more[score].as_f64().unwrap() > least - 0.1, "{target}: {more}");
+        let info = m.ok(&format!("data info {options} --json")).stdout;
+        let info: Value = serde_json::from_str(&info).unwrap();
+        assert_eq!(info["table"]["features"][1]["categories"][0], "");
+        assert_eq!(info["channels"], 5);
+        let said = m.ok(&format!("data verify {options}")).stdout;
+        assert!(said.contains("sound"), "{said}");
+        let said = m.ok(&format!("train {options} --host mlp:8 --steps 1 --run-dir s-{target}"));
+        assert!(task == "classify" || said.stdout.contains("(task regress)"), "{}", said.stdout);
+    }
+}
+
+/// The table without the columns that are marked with false.
+fn without(text: &str, columns: &[(&str, bool)]) -> String {
+    let names: Vec<&str> = text.lines().next().unwrap().split(',').collect();
+    let keep = |name: &str| columns.iter().all(|(column, keep)| *column != name || *keep);
+    let line = |line: &str| {
+        let cells = line.split(',').zip(&names).filter(|(_, name)| keep(name));
+        cells.map(|(cell, _)| cell).collect::<Vec<_>>().join(",") + "\n"
+    };
+    text.lines().map(line).collect()
+}
+
+/// Whole numbers are classes, unless the task says that they are numbers.
+#[test]
+fn whole_numbers_are_classes_or_numbers() {
+    let m = Meristem::new();
+    let rows: String = (0..60).map(|i| format!("{},{}\n", i % 7, i % 3)).collect();
+    fs::write(m.path("t.csv"), format!("x,y\n{rows}")).unwrap();
+    let train = format!("train --dataset table --data-root t.csv --target y {HOST} --steps 1");
+    m.ok(&format!("{train} --run-dir classes"));
+    m.ok(&format!("{train} --task regress --run-dir numbers"));
+    assert!(eval(&m, "classes", "--data-root t.csv --split train")["accuracy"].is_number());
+    assert!(eval(&m, "numbers", "--data-root t.csv --split train")["r2"].is_number());
+    m.fails(&format!("{train} --task multilabel --run-dir no"), 2, &["tables have no labels"]);
+}
+
+#[test]
+fn bad_requests_are_named() {
+    let m = Meristem::new();
+    fs::write(m.path("t.csv"), "a,b,y\n1,red,0.5\n,blue,1.5\n2,red,2\n").unwrap();
+    fs::write(m.path("good.csv"), "a,b,y\n1,red,0.5\n3,blue,1.5\n2,red,2\n").unwrap();
+    fs::write(m.path("new.csv"), "a,b,y\n1,red,0.5\n3,green,1.5\n").unwrap();
+    fs::write(m.path("less.csv"), "a,y\n1,0.5\n").unwrap();
+    let table = "--dataset table --data-root";
+    let train = |of: &str| format!("train {of} {HOST} --steps 1 --run-dir no");
+    for (command, code, words) in [
+        (train(&format!("{table} good.csv")), 2, "`target` must be one or some of `a`, `b`, `y`"),
+        (train(&format!("{table} good.csv --target z")), 2, "got `z`"),
+        (train(&format!("{table} good.csv --target y,y")), 2, "`y` twice"),
+        (train(&format!("{table} t.csv --target y")), 1, "`a` in line 3 must be a value"),
+        (train("--target y"), 2, "only with dataset table"),
+        (train("--missing fill"), 2, "only with dataset table"),
+        (train(&format!("{table} good.csv --target y --missing no")), 2, "refuse"),
+        (
+            train(&format!("{table} good.csv --target y --task classify")),
+            2,
+            "one target column of text",
+        ),
+        (train("--dataset table --target y"), 2, "needs a data root"),
+        (format!("data info {table} good.csv"), 2, "`target` must be one or some of"),
+        ("data info --dataset blobs --target y".into(), 2, "only with dataset table"),
+    ] {
+        m.fails(&command, code, &[words]);
+    }
+    m.ok(&format!("train {table} good.csv --target y {HOST} --steps 1 --run-dir run"));
+    let eval = "eval --weights run/weights/env-0.safetensors --dataset table --data-root";
+    m.ok(&format!("{eval} good.csv --target y --split train"));
+    m.fails(&format!("{eval} good.csv --split test"), 2, &["no test split"]);
+    for (of, code, words) in [
+        ("good.csv --target b", 2, "`y`, as in the given rules"),
+        ("good.csv --missing fill", 2, "no rule to fill `a`"),
+        ("t.csv", 1, "`a` in line 3 must be a value"),
+        ("new.csv", 1, "`b` in line 3 must be one of the 2 categories"),
+        ("less.csv", 1, "names of columns with `b`"),
+    ] {
+        m.fails(&format!("{eval} {of} --split train"), code, &[words]);
+    }
+}
