@@ -8,7 +8,7 @@ use meristem_device::{Device, DeviceId};
 
 use crate::dataset::{self, Dataset, Residency};
 use crate::error::Result;
-use crate::source::table::TableOptions;
+use crate::source::table_rules::TableOptions;
 use crate::source::{self, DatasetFiles, DatasetSpec, Source, Split};
 
 /// Identity of a cached dataset.

@@ -55,8 +55,9 @@ impl Resident {
                     "give one of the two",
                 )
             })?;
-        let DatasetPlace { root, skip_bad, resize, target, missing, numbers, budget, device: name } =
-            place.extract()?;
+        let place: DatasetPlace = place.extract()?;
+        let DatasetPlace { root, skip_bad, resize, budget, device: name, .. } = place;
+        let DatasetPlace { target, missing, numbers, .. } = place;
         let residency = budget.map_or(Residency::Resident, |budget| Residency::Auto { budget });
         let data = detached(py, || {
             let missing = missing.parse()?;

@@ -179,8 +179,8 @@ impl CsvFile {
                 && self.record.as_slice().iter().all(u8::is_ascii_whitespace);
             if !is_empty {
                 let breaks = self.record.as_slice().iter().filter(|byte| **byte == b'\n').count();
-                // The parser is behind the end of the row's last line, except after a quote that
-                // is never closed. Empty lines before the row are skipped with it.
+                // The parser has read the end of the row's last line, unless a quote is never
+                // closed. It skips empty lines before the row.
                 break self.reader.position().line().saturating_sub(1 + breaks as u64).max(line);
             }
         };

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::DatasetFiles;
-use super::table::TableOptions;
+use super::table_rules::TableOptions;
 use crate::error::{Error, Result};
 
 /// Kinds of dataset (D9).

@@ -24,7 +24,8 @@ mod metadata;
 pub(crate) mod npy;
 mod split;
 mod synthetic;
-pub mod table;
+mod table;
+pub mod table_rules;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -40,7 +41,7 @@ use crate::shape::{InputKind, SampleShape, StoredType};
 use crate::targets::{self, Standardization, TargetChunk, TargetForm, TargetKind};
 use identity::WatchedFiles;
 use synthetic::Synthetic;
-use table::TableRules;
+use table_rules::TableRules;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
 /// image, if that is larger). At most four such pieces exist at once: as read, as decoded, as

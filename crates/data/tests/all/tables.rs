@@ -249,7 +249,8 @@ fn bad_tables_are_named_with_line_and_column() {
         ("x,y,split\n1,2,val\n", "`split` in line 2 must be train or test, got `val`"),
         (
             "x,y\n1,2\n,3\n",
-            "`x` in line 3 must be a value, got ``; give it a value or remove the line, or fill missing values with `missing` fill (--missing fill)",
+            "`x` in line 3 must be a value, got ``; give it a value or remove the line, or fill \
+             missing values with `missing` fill (--missing fill)",
         ),
         ("x,y\n1,2\n4, NaN \n", "`y` in line 3 must be a target, got `NaN`"),
         ("x,y\n1,2\ninf,3\n", "`x` in line 3 must be a finite number of at most 3.4e38, got `inf`"),
@@ -261,7 +262,8 @@ fn bad_tables_are_named_with_line_and_column() {
         ),
         (
             "x,y,split\nred,2,train\nblue,2,train\ngreen,2,test\n",
-            "`x` in line 4 must be one of the 2 categories of the training rows (`blue`, `red`), got `green`",
+            "`x` in line 4 must be one of the 2 categories of the training rows (`blue`, `red`), \
+             got `green`",
         ),
         ("x,y,split\nred,2,train\n,2,test\n", "`x` in line 3 must be one of the 1 categories"),
         ("x,y,split\n1,2,train\n,2,test\n", "`x` in line 3 must be a value"),
@@ -276,7 +278,8 @@ fn bad_tables_are_named_with_line_and_column() {
         ("x,y,split\n1,2.5,train\n1,2.5,train\n1,,test\n", "`y` in line 4 must be a target"),
         (
             &many(1025),
-            "`x` in line 1026 must be one of at most 1024 categories; it has categories because of `c0` in line 2",
+            "`x` in line 1026 must be one of at most 1024 categories; it has categories because of \
+             `c0` in line 2",
         ),
         (&wide, "more from column `65536` on"),
     ] {
@@ -291,7 +294,8 @@ fn bad_tables_are_named_with_line_and_column() {
         (b"x,\xffy\n1,2\n", "`column 2` in line 1 must be text in UTF-8"),
         (
             b"x,y\n1,a\n1,\"2\n1,3\n",
-            "`y` in line 3 must be a number, or text of at most 4096 bytes on one line, got `2\\n1,3`",
+            "`y` in line 3 must be a number, or text of at most 4096 bytes on one line, got \
+             `2\\n1,3`",
         ),
     ] {
         let error = any_error(&Table::new(bytes, &["y"], MissingValues::Refuse).spec).to_string();

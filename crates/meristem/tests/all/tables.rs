@@ -8,7 +8,7 @@ use crate::common::Meristem;
 
 const HOST: &str = "--host mlp:16 --controller none --envs 1 --batch 32 --quiet";
 
-/// Rows of a table: `size` and `colour` with missing values, `price`, `kind`, and `split` if wanted.
+/// Rows of a table: `size` and `colour` with missing values, `price`, `kind`, and perhaps `split`.
 fn table(rows: std::ops::Range<usize>, has_split: bool) -> String {
     let colours = ["red", "green", "", "blue"];
     let row = |i: usize| {

@@ -145,12 +145,12 @@ settings! {
         data_root: Option<PathBuf> = absent("none, for a dataset without files"),
             unit("DIR");
         /// Target columns, with --dataset table; all other columns are features. One column of text
-        /// or of whole numbers has classes; with --task regress, and otherwise, columns have
-        /// numbers.
+        /// or of whole numbers has classes, other columns have numbers. --task regress makes whole
+        /// numbers numbers.
         target: Option<Vec<String>> = absent("none, for datasets other than table"),
             unit("COLUMNS"), since(9, None);
-        /// Missing values of features, with --dataset table. refuse: an error. fill: the mean of the
-        /// training rows, or a category of its own.
+        /// Missing values of features, with --dataset table. refuse: an error. fill: the mean of
+        /// the training rows, or a category of its own.
         missing: MissingValues = same(MissingValues::Refuse),
             unit("refuse|fill"), since(9, "refuse");
         /// Skip and count images that do not decode and CIFAR records with an invalid label,

@@ -1,12 +1,12 @@
 //! Weights files: their metadata, and rebuilding a network from one.
 //!
 //! A file is safetensors with PyTorch's names. Its metadata has `topology` (the host and its
-//! modules), `host` (the layers of the host; older files have none), `normalization` (`{"mean":
-//! […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and for other
-//! samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`), for other tasks
-//! than classify `outputs` (`{"task": "regress", "scale": {"mean": […], "std": […]}}`, where an
-//! output stands for `output · std + mean`), and for a table `table` (the rules by which rows
-//! became samples). A file without metadata, as PyTorch writes it, is a host without modules.
+//! modules), `host` (the layers of the host; older files have none), `normalization`
+//! (`{"mean": […], "std": […]}` per channel, for pixels in 0..1) and `classes` (their names), and
+//! for other samples than images of bytes `inputs` (`{"kind": "vector", "stored": "f32"}`), for
+//! other tasks than classify `outputs` (`{"task": "regress", "scale": {"mean": […], "std": […]}}`,
+//! where an output stands for `output · std + mean`), and for a table `table` (the rules by which
+//! rows became samples). A file without metadata, as PyTorch writes it, is a host without modules.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::rules::fits;
 use crate::error::{Error, Mismatch, Result};
 use crate::notes;
 use crate::source::csv_file::{self, CELL_MAX, CsvFile, Row, quoted};
+use crate::source::table_rules::fits;
 
 /// Name of the column that divides the rows into splits, in any case.
 const SPLIT: &str = "split";

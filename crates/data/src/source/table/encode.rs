@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use super::cells::{self, Cell, Header};
-use super::rules::{FeatureColumn, FeatureRule, TargetColumns};
 use crate::error::{Error, Result};
 use crate::source::csv_file::Row;
+use crate::source::table_rules::{FeatureColumn, FeatureRule, TargetColumns};
 use crate::targets::{Standardization, StoredTargets};
 
 /// A column of features, found in the file.
@@ -141,8 +141,8 @@ impl<'a> TargetEncoder<'a> {
     /// Appends the targets of a row; numbers are standardised.
     ///
     /// # Errors
-    /// [`Error::Layout`] with line and column: a missing target, a class that the rules do not have,
-    /// text for a number, a number that is too large.
+    /// [`Error::Layout`] with line and column: a missing target, a class that the rules do not
+    /// have, text for a number, a number that is too large.
     pub(super) fn encode(&self, row: &Row<'_>, targets: &mut StoredTargets) -> Result<()> {
         match (self, targets) {
             (Self::Classes { place, column, names, classes, are_whole }, targets) => {

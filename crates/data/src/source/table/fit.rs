@@ -7,12 +7,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::cells::{self, Cell, Header};
-use super::rules::{
+use crate::error::{Error, Mismatch, Result};
+use crate::source::csv_file::{Row, quoted, wrong_cell};
+use crate::source::table_rules::{
     CATEGORIES_MAX, FEATURES_MAX, FeatureColumn, FeatureRule, MissingValues, NumberColumn,
     TableOptions, TableRules, TargetColumns,
 };
-use crate::error::{Error, Mismatch, Result};
-use crate::source::csv_file::{Row, quoted, wrong_cell};
 use crate::source::{Source, Split};
 use crate::targets::{OUTPUTS_MAX, OutputMoments};
 
@@ -281,17 +281,17 @@ impl<'a> TargetSet<'a> {
     /// # Errors
     /// [`Error::Layout`] for text among numbers, and numbers that are too large.
     fn of(path: &Path, columns: &'a [Column<'a>], numbers: bool) -> Result<Self> {
-        let is_class = |column: &&Column<'_>| {
-            !numbers
-                && (column.text.is_some() || !column.has_fraction && column.too_large.is_none())
+        let is_class = |column: &Column<'_>| {
+            column.text.is_some() || !column.has_fraction && column.too_large.is_none()
         };
-        if let [column] = columns {
-            if is_class(&column) {
+        match columns {
+            [column] if !numbers && is_class(column) => {
                 return Ok(match column.text {
                     Some(_) => Self::Texts(column, BTreeSet::new()),
                     None => Self::Wholes(column, BTreeSet::new()),
                 });
             }
+            _ => {}
         }
         for column in columns {
             if let Some(Evidence { line, text }) = &column.text {

@@ -8,7 +8,6 @@
 mod cells;
 mod encode;
 mod fit;
-mod rules;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -16,12 +15,11 @@ use std::sync::{Arc, Once};
 
 use self::cells::Header;
 use self::encode::{FeatureEncoder, TargetEncoder};
-pub use self::rules::{
-    FeatureColumn, FeatureRule, MissingValues, NumberColumn, TableOptions, TableRules,
-    TargetColumns,
-};
 use super::csv_file::{self, quoted};
 use super::identity::WatchedFiles;
+use super::table_rules::{
+    FeatureColumn, FeatureRule, MissingValues, TableOptions, TableRules, TargetColumns,
+};
 use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit};
 use crate::error::{Error, Result, damaged};
 use crate::notes;
