@@ -182,7 +182,8 @@ impl TableRules {
     ///
     /// # Errors
     /// [`Error::Argument`]: no feature or no target, or too many; two columns, categories or
-    /// classes of one name; numbers that are not finite, or a standard deviation that is not positive.
+    /// classes of one name; numbers that are not finite, or a standard deviation that is not
+    /// positive.
     pub fn check(&self) -> Result<()> {
         let wrong = |expected: &str, got: String| Error::Argument {
             operation: "table",

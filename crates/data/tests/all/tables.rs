@@ -265,7 +265,10 @@ fn bad_tables_are_named_with_line_and_column() {
             "`x` in line 4 must be one of the 2 categories of the training rows (`blue`, `red`), \
              got `green`",
         ),
-        ("x,y,split\nred,2,train\n,2,test\n", "`x` in line 3 must be one of the 1 categories"),
+        (
+            "x,y,split\nred,2,train\n,2,test\n",
+            "`x` in line 3 must be a value, got ``; give it a value",
+        ),
         ("x,y,split\n1,2,train\n,2,test\n", "`x` in line 3 must be a value"),
         (
             "x,y,split\n1,a,train\n1,b,test\n",

@@ -57,6 +57,9 @@ impl<'a> FeatureEncoder<'a> {
                     let is_missing = Cell::of(text) == Cell::Missing;
                     let category = if is_missing { "" } else { text };
                     let Some(place) = encoded.categories.get(category) else {
+                        if is_missing {
+                            return Err(missing(row, encoded.column, text));
+                        }
                         return Err(encoded.unknown(row, text, categories));
                     };
                     let start = features.len();
@@ -79,15 +82,18 @@ impl EncodedColumn<'_> {
     }
 }
 
+/// The error for a missing value without a rule.
+fn missing(row: &Row<'_>, column: &FeatureColumn, text: &str) -> Error {
+    let remedy = "give it a value or remove the line, or train with `missing` fill \
+                  (--missing fill)";
+    row.wrong(&column.name, "a value", text, remedy)
+}
+
 /// The number of a cell.
 fn number(row: &Row<'_>, column: &FeatureColumn, text: &str, fill: Option<f64>) -> Result<f64> {
     match (Cell::of(text), fill) {
         (Cell::Number(number), _) | (Cell::Missing, Some(number)) => Ok(number),
-        (Cell::Missing, None) => {
-            let remedy = "give it a value or remove the line, or train with `missing` fill \
-                          (--missing fill), whose rules fill missing values";
-            Err(row.wrong(&column.name, "a value", text, remedy))
-        }
+        (Cell::Missing, None) => Err(missing(row, column, text)),
         (Cell::TooLarge, _) => Err(cells::too_large(row, &column.name, text)),
         (Cell::Text(_), _) => {
             let expected = "a number, as in the training rows";
