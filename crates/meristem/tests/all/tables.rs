@@ -13,7 +13,7 @@ fn table(rows: std::ops::Range<usize>, has_split: bool) -> String {
     let colours = ["red", "green", "", "blue"];
     let row = |i: usize| {
         let size = (i * 37 + i * i * 3) % 50;
-        let colour = (i * 7 + i * i) % 4;
+        let colour = (i * 7 + i / 5) % 4;
         let price = 3 * size + 40 * colour;
         let shown = if size == 25 { "NA".to_string() } else { size.to_string() };
         let kind = ["cheap", "dear"][usize::from(price > 120)];
