@@ -251,8 +251,10 @@ impl Counterfactual {
     pub fn contributions(&self, rows: &[EvalMetrics], score: Score) -> Vec<Contribution> {
         let of_module = |(i, &slot): (usize, &usize)| {
             let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);
-            let (with, score_without) = (main.score(score)?, off.score(score)?);
-            let score_pp = 100.0 * (with - score_without);
+            let score_without = off.score(score)?;
+            // With accuracies the percentage of the difference, as it has always been computed.
+            let counted = |metrics: &EvalMetrics| Some(metrics.score(score)?.clamp(0.0, 1.0));
+            let score_pp = 100.0 * (counted(main)? - counted(off)?);
             Some(Contribution { slot, score_without, score_pp, loss: off.loss_over(main) })
         };
         self.modules.iter().enumerate().filter_map(of_module).collect()

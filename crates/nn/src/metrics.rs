@@ -152,6 +152,12 @@ impl EvalMetrics {
         score.of(self.correct, self.samples, &self.sums)
     }
 
+    /// Score in percentage points for decisions, 0..100: an R² below 0 counts as 0, because it has
+    /// no lower limit.
+    pub fn points(&self, score: Score) -> Option<f64> {
+        self.score(score).map(|score| 100.0 * score.clamp(0.0, 1.0))
+    }
+
     /// Mean loss; `None` without samples.
     pub fn loss(&self) -> Option<f64> {
         (self.samples > 0).then(|| self.loss_sum / self.samples as f64)
@@ -400,6 +406,18 @@ mod tests {
         let metrics = Metrics::parse(&filled(6));
         assert_eq!((metrics.correct, metrics.samples, metrics.steps), (18, 60, 6));
         assert_eq!(metrics.loss_sum, 150.0);
+    }
+
+    #[test]
+    fn points_are_limited() {
+        let of = |residual_squares: f64| {
+            let sums = ScoreSums { residual_squares, ..ScoreSums::default() };
+            EvalMetrics { samples: 4, correct: 3, sums, ..EvalMetrics::default() }
+        };
+        let r2 = Score::R2 { variance: 1.0 };
+        assert_eq!((of(1.0).points(r2), of(1.0).points(Score::Accuracy)), (Some(75.0), Some(75.0)));
+        assert_eq!((of(40.0).score(r2), of(40.0).points(r2)), (Some(-9.0), Some(0.0)));
+        assert_eq!(of(f64::NAN).points(r2), None);
     }
 
     #[test]

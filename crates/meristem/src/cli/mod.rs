@@ -211,7 +211,7 @@ pub(crate) struct DatasetArguments {
     #[arg(long, value_name = "COLUMNS", value_delimiter = ',')]
     pub(crate) target: Vec<String>,
     /// Missing values of features, with --dataset table: refuse, or fill
-    #[arg(long, value_name = "refuse|fill", default_value_t = MissingValues::Refuse,
+    #[arg(long, value_name = "RULE", default_value_t = MissingValues::Refuse,
         value_parser = missing())]
     pub(crate) missing: MissingValues,
     /// Skip and count images that do not decode and CIFAR records with an invalid label

@@ -57,7 +57,8 @@ class Env:
     step: int
     #: Steps of an episode.
     episode_steps: int
-    #: Control score after each step of the episode so far: accuracy, micro-F1 or R².
+    #: Control score after each step of the episode so far, 0..1: accuracy, micro-F1 or R², of which
+    #: values below 0 are 0.
     scores: list[float]
     #: Control loss after each step so far.
     losses: list[float]

@@ -152,7 +152,7 @@ settings! {
         /// Missing values of features, with --dataset table. refuse: an error. fill: the mean of
         /// the training rows, or a category of its own.
         missing: MissingValues = same(MissingValues::Refuse),
-            unit("refuse|fill"), since(9, "refuse");
+            unit("RULE"), since(9, "refuse");
         /// Skip and count images that do not decode and CIFAR records with an invalid label,
         /// instead of stopping.
         skip_bad: bool = same(false);

@@ -315,7 +315,7 @@ impl Env {
 /// measured it. `Contribution::score_pp` is the percentage of a difference, which may round to
 /// another f32.
 fn contribution_pp(control_pp: f64, score_without: f64) -> f32 {
-    (control_pp - 100.0 * score_without) as f32
+    (control_pp - 100.0 * score_without.clamp(0.0, 1.0)) as f32
 }
 
 /// Gradient health of a group: shares over all tensors and steps of the epoch, and the mean norm.

@@ -177,9 +177,10 @@ impl TrainedHost {
         self.control.and_then(|control| control.score(self.score))
     }
 
-    /// A score on the control split in percentage points; NaN where there is none.
+    /// A score on the control split in percentage points, see [`EvalMetrics::points`]; NaN where
+    /// there is none.
     pub(crate) fn score_pp(&self, metrics: &EvalMetrics) -> f64 {
-        100.0 * metrics.score(self.score).unwrap_or(f64::NAN)
+        metrics.points(self.score).unwrap_or(f64::NAN)
     }
 
     /// Metrics of a configuration; without samples if it was not evaluated.
