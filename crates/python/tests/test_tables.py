@@ -49,5 +49,8 @@ def test_whole_numbers_are_classes_unless_the_task_is_regress(file):
 def test_bad_options_are_named(file, options, words):
     with pytest.raises(errors.DataError, match=words):
         meristem.Dataset("table", root=file, **options)
-    with pytest.raises(errors.DataError, match="dataset table"):
+
+
+def test_other_datasets_have_no_target_columns():
+    with pytest.raises(errors.SettingError, match="only with dataset table"):
         meristem.Dataset("blobs", target="price")
