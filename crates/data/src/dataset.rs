@@ -256,13 +256,20 @@ impl Dataset {
         TargetForm::new(self.info.targets, self.info.classes.len())
     }
 
-    /// CRC-32 of the stored targets and samples: equal for equal files with equal storage. Waits
-    /// for the device, and copies targets and samples to the host piece by piece.
+    /// CRC-32 of the stored targets and samples, of the constants of targets, and of the rules of a
+    /// table: equal for equal files with equal storage. Waits for the device, and copies targets
+    /// and samples to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
     pub fn checksum(&self) -> Result<u32> {
         let mut crc = crc32fast::Hasher::new();
+        let DatasetInfo { target_mean, target_std, table, .. } = &self.info;
+        crc.update(bytemuck::cast_slice(target_mean));
+        crc.update(bytemuck::cast_slice(target_std));
+        if let Some(rules) = table {
+            crc.update(serde_json::to_string(rules).unwrap_or_default().as_bytes());
+        }
         read_back(&[&self.targets])?.iter().for_each(|bytes| crc.update(bytes));
         match &self.samples {
             StoredSamples::Spooled(file) => crc.update(file.as_bytes()),

@@ -10,18 +10,22 @@ use serde_json::Value;
 pub(crate) fn named(kind: ScoreKind, score: Option<f64>) -> String {
     match (kind, score) {
         (ScoreKind::Accuracy, Some(_)) | (_, None) => value(kind, score),
+        (_, Some(number)) if number.is_nan() => value(kind, score),
         _ => format!("{kind} {}", value(kind, score)),
     }
 }
 
-/// A score after its name, such as `81.2 %` or `0.873`; `–` if it was not measured.
+/// A score after its name, such as `81.2 %` or `0.873`; `–` if it was not measured or is NaN.
 pub(crate) fn value(kind: ScoreKind, score: Option<f64>) -> String {
-    score.map_or("–".into(), |score| format!("{}{}", figure(kind, score), unit(kind)))
+    score
+        .filter(|score| !score.is_nan())
+        .map_or("–".into(), |score| format!("{}{}", figure(kind, score), unit(kind)))
 }
 
-/// A score without its unit, such as `81.2` or `0.873`.
+/// A score without its unit, such as `81.2` or `0.873`; `–` for NaN.
 pub(crate) fn figure(kind: ScoreKind, score: f64) -> String {
     match kind {
+        _ if score.is_nan() => "–".into(),
         ScoreKind::Accuracy => format!("{:.1}", 100.0 * score),
         _ => format!("{score:.3}"),
     }

@@ -157,7 +157,7 @@ def test_what_no_dataset_can_be_is_named() -> None:
     refused("vector, signal or image", X, Y, kind="picture")
     refused(r"1.5 at 1, expected whole numbers", X, [0.0, 1.5] * 30, task="classify")
     refused(r"nan at 2, expected whole numbers", X, [0.0, 1.0, np.nan] * 20)
-    refused(r"1e\+30 at 0", X, [1e30, 1.0] * 30)
+    refused(r"1e\+30 at 0", X, [1e30, 1.0] * 30, task="classify")
     refused("float nan at 1 beside text", X, ["oak", float("nan")] * 30)
     refused("int 1 at 1 beside text", X, ["oak", 1] * 30)
     refused("str '1' at 1 beside an integer", X, [0, "1"] * 30)

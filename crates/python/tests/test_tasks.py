@@ -51,6 +51,8 @@ def test_targets_decide_the_task() -> None:
         data = meristem.Dataset(X, bits)
         assert (data.targets, data.classes, data.target_mean) == ("labels", ["0", "1", "2"], [])
         assert np.array_equal(targets(data), LABELS)
+    with pytest.warns(UserWarning, match="exactly one label"):
+        assert meristem.Dataset(X, np.eye(3)[np.arange(300) % 3]).targets == "labels"
     # Whole numbers are classes unless it is said that they are not.
     whole = np.arange(300) % 5
     assert meristem.Dataset(X, whole.astype(float)).targets == "classes"
@@ -84,6 +86,8 @@ def test_columns_of_a_table_are_named() -> None:
         (r"labels \[N\], bits \[N, K\], or floats", np.arange(600).reshape(300, 2), {}),
         (r"numbers \[N\] or \[N, K\]", ["a"] * 300, {"task": "regress"}),
         (r"numbers \[N\] or \[N, K\]", np.zeros((300, 2, 2)), {"task": "regress"}),
+        ("a task", np.arange(300.0), {}),
+        ("a task", np.arange(300) % 3 - 1.0, {}),
         ("nan", np.where(X[:, :2] > 0.999, np.nan, X[:, :2]) * np.nan, {}),
         ("sample|row", Y[:200], {}),
         ("names", Y, {"classes": ["a", "b", "c"]}),
@@ -120,6 +124,9 @@ def test_a_run_on_numbers(tmp_path: Path) -> None:
     assert np.abs(predicted - Y[:100]).mean(axis=0)[1] < 100
     mean, std = np.array(data.target_mean), np.array(data.target_std)
     np.testing.assert_allclose(predicted, outputs * std + mean, rtol=1e-12)
+    for shape in ((4, 1), (4, 3), (4,)):
+        with pytest.raises(errors.WeightsError, match=r"expected \[N, 2\]"):
+            network.predictions(weights, np.zeros(shape))
 
 
 def test_a_run_on_labels() -> None:

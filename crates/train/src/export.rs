@@ -77,7 +77,7 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
             return Err(Error::value("with-preprocessing", "no constants", expected));
         }
     };
-    let outputs = weights.output_form()?;
+    let outputs = weights.output_form()?.unwrap_or(OutputForm::CLASSES);
     let scale = outputs.scale.as_ref().map(TargetScale::multiply_add);
     let mut metadata = metadata(config, (&host, form), normalization.as_ref(), classes.as_deref());
     if outputs != OutputForm::CLASSES {

@@ -191,6 +191,10 @@ fn loss_of(settings: &TaskSettings, info: &DatasetInfo, kind: TaskKind) -> Resul
             return Err(Error::value("loss", given, expected));
         }
     };
+    if loss != LossKind::Huber && settings.huber_delta != TaskSettings::default().huber_delta {
+        let expected = format!("loss huber, instead of {loss}");
+        return Err(Error::value("huber-delta", settings.huber_delta, expected));
+    }
     if kind != TaskKind::Classify {
         let expected = |what| format!("{what} with task {kind}; only classify has this setting");
         if settings.label_smoothing != 0.0 {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::notes;
 use crate::targets::OUTPUTS_MAX;
 
 /// Most categories of a column.
@@ -16,8 +17,8 @@ pub(super) const CATEGORIES_MAX: usize = 1024;
 /// Most features of a table, a category counting as one.
 pub(super) const FEATURES_MAX: usize = 65_536;
 
-/// Treatment of missing values of features: of empty cells, and of NA, N/A, n/a, NaN, nan, NULL
-/// and null. A missing target is always an error.
+/// Treatment of missing values of features: of empty cells, and of NA, N/A, NaN, NULL, None and
+/// other texts that pandas reads as missing. A missing target is always an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MissingValues {
@@ -94,6 +95,19 @@ pub struct FeatureColumn {
     pub rule: FeatureRule,
 }
 
+/// The column in words, such as `colour` of 3 categories.
+impl fmt::Display for FeatureColumn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.rule {
+            FeatureRule::Numeric { .. } => write!(f, "`{}` of numbers", self.name),
+            FeatureRule::Categorical { categories } => {
+                let names = notes::some_of(categories.iter().map(|name| format!("`{name}`")));
+                write!(f, "`{}` of {} categories ({names})", self.name, categories.len())
+            }
+        }
+    }
+}
+
 /// Features of a value of a column.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
@@ -164,6 +178,24 @@ impl Hash for TableRules {
 }
 
 impl TableRules {
+    /// The first column of features that differs from those of `other` by name, kind or
+    /// categories, in words; `None` if both tables have the same features.
+    pub fn other_feature(&self, other: &Self) -> Option<String> {
+        let same = |(a, b): (&FeatureColumn, &FeatureColumn)| {
+            let rules = match (&a.rule, &b.rule) {
+                (FeatureRule::Numeric { .. }, FeatureRule::Numeric { .. }) => true,
+                (a, b) => a == b,
+            };
+            a.name == b.name && rules
+        };
+        let differs = self.features.iter().zip(&other.features).find(|pair| !same(*pair));
+        match differs {
+            Some((a, b)) => Some(format!("{a} and {b}")),
+            None if self.features.len() == other.features.len() => None,
+            None => Some(format!("{} and {} columns", self.features.len(), other.features.len())),
+        }
+    }
+
     /// Number of features F.
     pub fn width(&self) -> usize {
         self.features.iter().map(|column| column.rule.width()).sum()

@@ -1,10 +1,10 @@
 //! `meristem data info | verify | import | plan | cache`.
 
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use meristem::data::order::{self, OrderConfig};
+use meristem::data::table::FeatureRule;
 use meristem::data::{
     DatasetFiles, DatasetInfo, DatasetSpec, InputKind, Normalization, Source, Split, StoredType,
     TargetKind, VerifyReport, import_cifar10, verify,
@@ -75,6 +75,11 @@ fn info(arguments: &InfoArguments) -> Outcome {
         let [mean, std] = [&info.target_mean, &info.target_std].map(|values| constants(values));
         plain::out(&format!("          mean {mean}, std {std}; networks learn (y - mean) / std"));
     }
+    for column in info.table.iter().flat_map(|rules| &rules.features) {
+        if let FeatureRule::Categorical { .. } = column.rule {
+            plain::out(&printable(&format!("column    {column}")));
+        }
+    }
     let (data_mean, data_std) = (constants(&info.mean), constants(&info.std));
     let per = if kind == InputKind::Vector { "feature" } else { "channel" };
     let (of, unit) = match stored {
@@ -95,11 +100,19 @@ fn info(arguments: &InfoArguments) -> Outcome {
 }
 
 /// Constants per channel in one line; the first of many.
-fn constants<T: Display>(values: &[T]) -> String {
-    let shown = values.iter().take(CONSTANTS_SHOWN).map(|value| format!("{value:.4}"));
+fn constants<T: Copy + Into<f64>>(values: &[T]) -> String {
+    let shown = values.iter().take(CONSTANTS_SHOWN).map(|value| constant((*value).into()));
     let rest = values.len().saturating_sub(CONSTANTS_SHOWN);
     let rest = (rest > 0).then(|| format!("and {rest} more"));
     shown.chain(rest).collect::<Vec<String>>().join(", ")
+}
+
+/// A constant with four decimals, or four digits if it is tiny or huge.
+fn constant(value: f64) -> String {
+    match value.abs() {
+        0.0 | 1e-3..1e6 => format!("{value:.4}"),
+        _ => format!("{value:.3e}"),
+    }
 }
 
 /// Output of `data info --json`.

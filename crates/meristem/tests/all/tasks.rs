@@ -149,6 +149,9 @@ fn labels_and_several_numbers_are_learnt_from_arrays() {
     let wrong =
         format!("eval --weights {weights} --dataset arrays --data-root targets.safetensors");
     m.fails(&wrong, 2, &["trained for task multilabel", "are for regress"]);
+    let init = format!("{run} --data-root targets.safetensors --run-dir refused --init {weights}");
+    m.fails(&init, 2, &["trained for task multilabel", "are for regress"]);
+    assert!(!m.path("refused").exists());
     // A constant output has nothing to explain, and does not disturb the others.
     assert_eq!(m.json("targets/summary.json")["dataset"]["target_std"][2], 1.0);
 }
@@ -193,6 +196,7 @@ fn mistakes_with_tasks_are_named() {
         (format!("{NUMBERS} --label-smoothing 0.1"), "`label-smoothing`"),
         (format!("{NUMBERS} --class-weights balanced"), "`class-weights`"),
         (format!("{NUMBERS} --huber-delta 0"), "`huber-delta`"),
+        (format!("{NUMBERS} --huber-delta 2"), "loss huber, instead of mse"),
         (format!("{NUMBERS} --task guess"), "auto | classify | multilabel | regress"),
         (format!("{NUMBERS} --loss rmse"), "did you mean `mse`?"),
     ] {

@@ -1,5 +1,6 @@
 """Targets of samples as arrays: classes, several labels, or numbers."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,10 @@ from .errors import DataError
 
 #: Tasks with the arrays of their targets in a file.
 ARRAYS = {"classify": "labels", "multilabel": "labels", "regress": "targets"}
+
+
+#: Most classes that floats, all of them whole numbers, are taken for.
+CLASSES_MAX = 100
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,9 @@ def targets_of(name: str, value: Any, task: str | None) -> Targets:
     plain = value if table is None else next(iter(table.values()))
     if task != "classify" and _may_be_numbers(plain):
         array = numpy_of(name, plain)
-        if array.dtype.kind in "biuf" and (array.ndim == 2 or _are_numbers(array, task)):
+        if array.dtype.kind in "biuf" and (
+            array.ndim == 2 or _are_numbers(name, array, task)
+        ):
             return _of_array(name, array, task)
     if task in ("multilabel", "regress"):
         expected = "bits [N, K]" if task == "multilabel" else "numbers [N] or [N, K]"
@@ -57,12 +64,23 @@ def _may_be_numbers(value: Any) -> bool:
     return not any(part is None or isinstance(part, str) for part in parts)
 
 
-def _are_numbers(array: "np.ndarray[Any, Any]", task: str | None) -> bool:
-    """Whether targets of one axis are numbers."""
+def _are_numbers(name: str, array: "np.ndarray[Any, Any]", task: str | None) -> bool:
+    """Whether targets of one axis are numbers.
+
+    Raises:
+        DataError: Floats that are all whole numbers, but too many or too large for classes.
+    """
     if task is not None or array.dtype.kind != "f" or array.ndim != 1:
         return task == "regress"
     finite = array[np.isfinite(array)]
-    return bool((finite != np.floor(finite)).any())
+    if (finite != np.floor(finite)).any():
+        return True
+    values = np.unique(finite)
+    if len(values) > CLASSES_MAX or (finite < 0).any():
+        got = f"floats that are {len(values)} whole numbers from {values[0]:g} to {values[-1]:g}"
+        remedy = 'give task="regress" for numbers, or task="classify" for classes'
+        raise wrong(name, got, "a task", remedy)
+    return False
 
 
 def _of_array(name: str, array: "np.ndarray[Any, Any]", task: str | None) -> Targets:
@@ -73,6 +91,9 @@ def _of_array(name: str, array: "np.ndarray[Any, Any]", task: str | None) -> Tar
         # NaN is no bit.
         bits = bool(((array == 0) | (array == 1)).all())
         task = "multilabel" if bits else "regress"
+        if bits and array.shape[1] > 1 and (array.sum(axis=1) == 1).all():
+            problem = f"{name}: every sample has exactly one label; for one class each, give y.argmax(axis=1)"
+            warnings.warn(problem, UserWarning, stacklevel=5)
         if not bits and array.dtype.kind != "f":
             got = described(array, array)
             remedy = 'give task="regress" for numbers; for one class each, y.argmax(axis=1)'

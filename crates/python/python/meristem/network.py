@@ -465,8 +465,15 @@ def logits(
 
 def predictions(weights: "str | PathLike[str] | Weights", outputs: Any) -> Any:
     """What outputs (N, K) of a network mean: probabilities of the classes, the probability of each
-    label, or numbers in the units of the targets."""
-    task, scale = task_of(read(weights))
+    label, or numbers in the units of the targets.
+
+    Raises:
+        WeightsError: The outputs have another shape.
+    """
+    weights = read(weights)
+    task, scale = task_of(weights)
+    outputs = np.asarray(outputs, np.float64)
+    check_outputs(outputs.shape, len(weights.metadata.get("classes", [])))
     if task == "multilabel":
         return 1 / (1 + np.exp(-outputs))
     if scale is not None:
@@ -475,6 +482,18 @@ def predictions(weights: "str | PathLike[str] | Weights", outputs: Any) -> Any:
         return outputs
     powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     return powers / powers.sum(axis=1, keepdims=True)
+
+
+def check_outputs(shape: tuple[int, ...], names: int) -> None:
+    """Checks the shape of outputs, if the number of outputs is known.
+
+    Raises:
+        WeightsError: Another shape.
+    """
+    if len(shape) != 2 or names not in (0, shape[1]):
+        got, expected = f"outputs {list(shape)}", f"[N, {names or 'K'}]"
+        remedy = "give the outputs of the network, a row for each sample"
+        raise WeightsError(f"`outputs`: got {got}, expected {expected}", remedy=remedy)
 
 
 def task_of(weights: Weights) -> tuple[str, tuple[Sequence[float], Sequence[float]] | None]:

@@ -81,12 +81,18 @@ class Network(nn.Module):
 
     def predictions(self, outputs: Tensor) -> Tensor:
         """What outputs (N, K) of :meth:`forward` mean: probabilities of the classes, the probability
-        of each label, or numbers in the units of the targets."""
+        of each label, or numbers in the units of the targets, float64.
+
+        Raises:
+            WeightsError: The outputs have another shape.
+        """
+        network.check_outputs(tuple(outputs.shape), len(self.classes))
         if self.task == "multilabel":
             return outputs.sigmoid()
         if self.scale is not None:
-            mean, std = (outputs.new_tensor(x) for x in self.scale)
-            return outputs * std + mean
+            # Float32 would lose small deviations beside a large mean, as those of times in seconds.
+            mean, std = (torch.tensor(x, dtype=torch.float64, device=outputs.device) for x in self.scale)
+            return outputs.double() * std + mean
         return outputs if self.task == "regress" else outputs.softmax(dim=1)
 
     def normalized(self, samples: Tensor) -> Tensor:

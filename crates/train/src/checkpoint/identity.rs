@@ -106,6 +106,7 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
         let [channels, rows, columns] = data.image;
         let count = |samples: Option<usize>| samples.map_or("none".into(), |n| n.to_string());
         let constants = |of: &[f32]| of.iter().map(f32::to_string).collect::<Vec<_>>().join(",");
+        let of_targets = |of: &[f64]| of.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
         [
             ("dataset", data.name.clone()),
             ("channels, rows and columns of the images", format!("{channels}x{rows}x{columns}")),
@@ -118,6 +119,8 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
             ("normalisation", data.normalize.clone()),
             ("mean of the training images", constants(&data.mean)),
             ("standard deviation of the training images", constants(&data.std)),
+            ("mean of the training targets", of_targets(&data.target_mean)),
+            ("standard deviation of the training targets", of_targets(&data.target_std)),
         ]
     });
     let difference = |input: &str, was: &str, is: &str| Some([input, was, is].map(str::to_string));

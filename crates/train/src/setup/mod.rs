@@ -291,6 +291,7 @@ impl Setup {
             host.parameters(&image).map_err(|error| misfit(&host, error, &info))?;
         let normalization = config.normalize.constants(&info)?;
         let task = Task::new(&TaskSettings::from(config), &info)?;
+        init.iter().try_for_each(|weights| weights.check_further_training(&info))?;
         let own = init.as_ref().map(|weights| weights.normalization(info.channels)).transpose()?;
         let other_normalization = own.flatten().filter(|own| *own != normalization);
         let form = InputForm { kind: info.kind, stored: info.stored };

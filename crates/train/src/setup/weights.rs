@@ -167,13 +167,15 @@ impl Weights {
     }
 
     /// The task that the network was trained for, and the scale of its outputs: classify, if the
-    /// file has none.
+    /// file has classes and nothing else; `None` for a file of another program, which says nothing.
     ///
     /// # Errors
     /// A damaged statement.
-    pub(crate) fn output_form(&self) -> Result<OutputForm> {
-        let Some(json) = self.metadata.get("outputs") else { return Ok(OutputForm::CLASSES) };
-        serde_json::from_str(json).map_err(|e| self.fail(format!("`outputs`: {e}")))
+    pub(crate) fn output_form(&self) -> Result<Option<OutputForm>> {
+        let Some(json) = self.metadata.get("outputs") else {
+            return Ok(self.metadata.get("classes").map(|_| OutputForm::CLASSES));
+        };
+        serde_json::from_str(json).map(Some).map_err(|e| self.fail(format!("`outputs`: {e}")))
     }
 
     /// The rules by which rows of the training table became samples, if it was a table.
@@ -188,28 +190,56 @@ impl Weights {
         Ok(Some(rules))
     }
 
-    /// Checks that the outputs mean what the targets of a dataset are.
+    /// Checks that the outputs mean what the targets of a dataset are, as far as the file says it.
     ///
     /// # Errors
     /// Another task, or targets that were standardised by other constants.
     pub(crate) fn check_outputs(&self, info: &DatasetInfo) -> Result<()> {
-        let own = self.output_form()?;
-        let data = OutputForm { task: task_of(info.targets), scale: TargetScale::of(info) };
-        if own.task != data.task {
-            let Self { path, .. } = self;
-            let (of_file, of_data) = (own.task, data.task);
-            let message = format!(
-                "trained for task {of_file}, but the targets of the dataset are for {of_data}"
-            );
-            return Err(Error::Weights { path: path.clone(), message });
-        }
-        if own.scale != data.scale {
+        let Some(own) = self.check_task(info)? else { return Ok(()) };
+        if own.scale != TargetScale::of(info) {
             return Err(self.fail(
                 "its outputs are scaled by the mean and standard deviation of other training \
                  targets; evaluate it on the dataset that it was trained on",
             ));
         }
         Ok(())
+    }
+
+    /// Checks that training can go on with the targets of a dataset. A note says that outputs get
+    /// another scale.
+    ///
+    /// # Errors
+    /// Another task, or a table with other columns or categories.
+    pub(crate) fn check_further_training(&self, info: &DatasetInfo) -> Result<()> {
+        let Some(own) = self.check_task(info)? else { return Ok(()) };
+        if own.scale != TargetScale::of(info) {
+            let path = self.path.display();
+            say(&format!(
+                "{path}: its outputs were scaled by the mean and standard deviation of other \
+                 targets; they get those of this dataset"
+            ));
+        }
+        let tables = self.table_rules()?.zip(info.table.as_ref());
+        match tables.and_then(|(own, data)| own.other_feature(data)) {
+            Some(difference) => Err(self.fail(format!(
+                "trained on the columns of another table: {difference}; give a table with the \
+                 same columns and categories in the same order"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that the targets of a dataset are for the task of the file, and returns what the file
+    /// says of its outputs.
+    fn check_task(&self, info: &DatasetInfo) -> Result<Option<OutputForm>> {
+        let (own, data) = (self.output_form()?, task_of(info.targets));
+        match own {
+            Some(own) if own.task != data => Err(self.fail(format!(
+                "trained for task {}, but the targets of the dataset are for {data}",
+                own.task
+            ))),
+            own => Ok(own),
+        }
     }
 
     /// The normalisation constants that the network was trained with, if the file has them.

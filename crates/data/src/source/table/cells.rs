@@ -10,8 +10,11 @@ use crate::source::table_rules::fits;
 
 /// Name of the column that divides the rows into splits, in any case.
 const SPLIT: &str = "split";
-/// Spellings of a missing value; pandas reads these by default, and some others.
-const MISSING: [&str; 8] = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null"];
+/// Spellings of a missing value: those of pandas 2, and `NAN` and `NONE`.
+const MISSING: [&str; 21] = [
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
+    "<NA>", "N/A", "NA", "NAN", "NONE", "NULL", "NaN", "None", "n/a", "nan", "null",
+];
 /// Largest f64 below which every whole number is one.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 

@@ -160,7 +160,12 @@ impl<'a> TargetEncoder<'a> {
                 let Some(class) = classes.get(number.as_deref().unwrap_or(text)) else {
                     let (len, few) = (names.len(), cells::few(names));
                     let expected = format!("one of the {len} classes of the training rows ({few})");
-                    let remedy = "correct it, remove the line, or train with rows of this class";
+                    let remedy = if *are_whole {
+                        "correct it, remove the line, or train with rows of this class; for \
+                         numbers, give task regress (--task regress)"
+                    } else {
+                        "correct it, remove the line, or train with rows of this class"
+                    };
                     return Err(row.wrong(column, &expected, text, remedy));
                 };
                 if let StoredTargets::Classes(targets) = targets {

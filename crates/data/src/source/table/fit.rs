@@ -8,6 +8,7 @@ use std::path::Path;
 
 use super::cells::{self, Cell, Header};
 use crate::error::{Error, Mismatch, Result};
+use crate::notes;
 use crate::source::csv_file::{Row, quoted, wrong_cell};
 use crate::source::table_rules::{
     CATEGORIES_MAX, FEATURES_MAX, FeatureColumn, FeatureRule, MissingValues, NumberColumn,
@@ -193,7 +194,16 @@ fn feature_sets<'a>(
     missing: MissingValues,
 ) -> Result<Vec<FeatureSet<'a>>> {
     let of_column = |column: &'a Column<'a>| {
-        if column.text.is_some() {
+        if let Some(Evidence { line, text }) = &column.text {
+            if column.count > 0 {
+                notes::say(&format!(
+                    "column {} has categories because of {} in line {line}; {} of its values are \
+                     numbers",
+                    quoted(column.name),
+                    quoted(text),
+                    column.count
+                ));
+            }
             return Ok(FeatureSet { column, fill: None, categories: Some(BTreeSet::new()) });
         }
         column.check_numbers(path)?;
@@ -285,6 +295,13 @@ impl<'a> TargetSet<'a> {
             column.text.is_some() || !column.has_fraction && column.too_large.is_none()
         };
         match columns {
+            [Column { name, text: Some(Evidence { line, text }), has_fraction: true, .. }]
+                if !numbers =>
+            {
+                let expected = "a number, as other targets, which are not whole";
+                let remedy = "correct the value; classes are text, or whole numbers";
+                return Err(wrong_cell(path, *line, name, [expected, &quoted(text), remedy]));
+            }
             [column] if !numbers && is_class(column) => {
                 return Ok(match column.text {
                     Some(_) => Self::Texts(column, BTreeSet::new()),
@@ -370,7 +387,7 @@ fn check_classes(row: &Row<'_>, column: &str, known: usize) -> Result<()> {
     if known < OUTPUTS_MAX as usize {
         return Ok(());
     }
-    let text = "another";
+    let text = "one more";
     let remedy = "for whole numbers that are no classes, give task regress (--task regress)";
     Err(row.wrong(column, &format!("one of at most {OUTPUTS_MAX} classes"), text, remedy))
 }

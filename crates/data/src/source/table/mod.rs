@@ -155,13 +155,14 @@ impl TableReader {
             }
             if let TargetColumns::Classes { column, classes } = &self.rules.targets {
                 let are_whole = classes.iter().all(|class| cells::whole(class).is_some());
-                if are_whole && classes.len() > CLASSES_NOTED {
+                let (column, count) = (quoted(column), classes.len());
+                if count > CLASSES_NOTED && are_whole {
                     notes::say(&format!(
-                        "column {} of whole numbers is trained as {} classes; task regress makes \
-                         it numbers",
-                        quoted(column),
-                        classes.len()
+                        "column {column} of whole numbers is trained as {count} classes; task \
+                         regress makes it numbers"
                     ));
+                } else if count > CLASSES_NOTED {
+                    notes::say(&format!("column {column} of text is trained as {count} classes"));
                 }
             }
         });
