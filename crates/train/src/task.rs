@@ -76,9 +76,7 @@ impl TargetScale {
         let DatasetInfo { target_mean: mean, target_std: std, .. } = info;
         (info.targets == TargetKind::Numbers).then(|| Self { mean: mean.clone(), std: std.clone() })
     }
-}
 
-impl TargetScale {
     /// Scale and shift of each output.
     pub(crate) fn multiply_add(&self) -> Vec<(f32, f32)> {
         self.std.iter().zip(&self.mean).map(|(std, mean)| (*std as f32, *mean as f32)).collect()

@@ -39,7 +39,7 @@ macro_rules! kernels {
         const fn kernel(entry: &'static str, operands: &'static [Operand]) -> Kernel {
             Kernel { source: &SOURCE, entry, operands, values: size_of::<GpuValues>() }
         }
-        /// All targets of the dataset, and those of the batch.
+        /// Targets of the whole dataset, and targets of the batch.
         const STORED: Operand = Operand::read::<$target>();
         const TARGETS: Operand = Operand::write::<$target>();
         const BYTES: Operand = Operand::read::<u8>();

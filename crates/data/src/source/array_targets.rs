@@ -15,7 +15,7 @@ const LABELS: [&str; 2] = ["train_labels", "test_labels"];
 /// Names of arrays of numbers, train then test.
 const NUMBERS: [&str; 2] = ["train_targets", "test_targets"];
 
-/// Names of the arrays of targets of the file, train then test: those of labels for a file without
+/// Names of the arrays of targets of the file, train then test: labels for a file without
 /// targets.
 ///
 /// # Errors
@@ -157,7 +157,8 @@ impl TargetArray {
                 Ok(Self { name, kind, samples, width, number })
             }
             _ if is_numbers => {
-                let expected = format!("numbers [{samples}] or [{samples}, K], those of a sample");
+                let expected =
+                    format!("numbers [{samples}] or [{samples}, K], a row for each sample");
                 wrong(expected, remedy_of_numbers(header, samples))
             }
             _ => {

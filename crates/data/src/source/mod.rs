@@ -92,7 +92,7 @@ pub struct DatasetInfo {
     pub std: Vec<f32>,
     /// Images left out under `skip_bad`, both splits together.
     pub skipped: usize,
-    /// Rules by which rows became samples, of a table.
+    /// Rules by which the rows of a table became samples.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub table: Option<TableRules>,
 }
@@ -183,7 +183,7 @@ pub(crate) trait Reader: Send + Sync {
     /// Facts that are known without decoding.
     fn layout(&self) -> &Layout;
 
-    /// Rules by which rows become samples, of a table.
+    /// Rules by which the rows of a table become samples.
     fn table_rules(&self) -> Option<&TableRules> {
         None
     }

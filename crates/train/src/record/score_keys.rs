@@ -22,7 +22,8 @@ const KEYS: [(&str, &str); 7] = [
 /// A key is its name in quotes and a colon. No text can contain that, because its own quotes are
 /// escaped.
 pub fn name_scores(json: String, score: ScoreKind) -> String {
-    if score == ScoreKind::Accuracy {
+    // Most events have no score, such as the events of batches.
+    if score == ScoreKind::Accuracy || !json.contains(ScoreKind::Accuracy.key()) {
         return json;
     }
     KEYS.iter().fold(json, |json, (before, after)| {

@@ -10,7 +10,7 @@ use crate::source::table_rules::fits;
 
 /// Name of the column that divides the rows into splits, in any case.
 const SPLIT: &str = "split";
-/// Spellings of a missing value: those of pandas 2, and `NAN` and `NONE`.
+/// Spellings of a missing value: the list of pandas 2, and `NAN` and `NONE`.
 const MISSING: [&str; 21] = [
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NAN", "NONE", "NULL", "NaN", "None", "n/a", "nan", "null",
