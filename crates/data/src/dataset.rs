@@ -65,9 +65,9 @@ pub struct Dataset {
 
 impl Dataset {
     /// A dataset of images in memory, resident on `device` as bytes. `images` are N images of
-    /// `shape`, NHWC; `targets` has the targets of N samples, such as N classes; `classes`
-    /// names the K classes, labels or numbers. The normalisation constants are computed from
-    /// `images`, and the scale of numbers from `targets`. Copies to the device; waits for the copies.
+    /// `shape`, NHWC; `targets` has the targets of N samples, such as N classes; `classes` names
+    /// the K classes, labels or numbers. The normalisation constants are computed from `images`,
+    /// and the scale of numbers from `targets`. Copies to the device; waits for the copies.
     ///
     /// # Errors
     /// [`Error::Argument`] for lengths that do not match, or targets out of range; device errors,
