@@ -123,7 +123,8 @@ def separate(args: argparse.Namespace, gather: Gather, labels: Tensor, loss: Los
 
 def stacked(args: argparse.Namespace, gather: Gather, labels: Tensor, cast: Any) -> Step:
     """Stacked parameters [envs, …] of all hosts, with gradients, norms and updates per host."""
-    job = Job(args.host, args.envs, args.batch, 1, 0.0, True, 0, False)
+    # vmap does not support channels_last.
+    job = Job(args.host, args.envs, args.batch, 1, 0.0, False, 0, False)
     hosts = [Env(job).host.to(args.device) for _ in range(args.envs)]
     parameters, buffers = torch.func.stack_module_state(hosts)
     base = copy.deepcopy(hosts[0]).to("meta")
@@ -145,7 +146,7 @@ def stacked(args: argparse.Namespace, gather: Gather, labels: Tensor, cast: Any)
     gradients = torch.func.vmap(torch.func.grad(loss_of, has_aux=True))
 
     def step(picks: Tensor) -> None:
-        images = gather(picks.flatten()).unflatten(0, picks.shape)
+        images = gather(picks.flatten()).contiguous().unflatten(0, picks.shape)
         named = dict(zip(parameters, values, strict=True))
         grads, after = gradients(named, buffers, images, labels[picks])
         torch._foreach_copy_(list(buffers.values()), [after[name] for name in buffers])
@@ -174,7 +175,8 @@ def captured(step: Step, picks: Tensor) -> Step:
     with torch.cuda.graph(graph):
         step(own)
 
-    def replay(picks: Tensor) -> None:
+    def replay(picks: Tensor, _keeps_memory: Step = step) -> None:
+        # The graph has addresses of the step's data and hosts, but does not own their memory.
         own.copy_(picks)
         graph.replay()
 
