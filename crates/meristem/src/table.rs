@@ -7,7 +7,8 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 use meristem::device::Owner;
 use meristem::nn::ScoreKind;
 use meristem::train::summary::{
-    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Status, Summary, TwinSummary,
+    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Place, Spread, Status, Summary,
+    TwinSummary,
 };
 use meristem::train::trace::TraceSummary;
 
@@ -30,6 +31,7 @@ pub(crate) fn new() -> Table {
 /// Formats the report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
     let mut text = vec![envs(summary).to_string()];
+    text.extend(leaderboard(summary).map(|table| table.to_string()));
     text.extend(comparison(summary).map(|table| table.to_string()));
     if summary.status == Status::Interrupted {
         let steps = counted(summary.steps as usize, ["step", "steps"]);
@@ -112,6 +114,35 @@ fn envs(summary: &Summary) -> Table {
         column.set_cell_alignment(CellAlignment::Right);
     }
     table
+}
+
+/// Table of the members, best first; `None` without members.
+fn leaderboard(summary: &Summary) -> Option<Table> {
+    let places = summary.leaderboard();
+    let kind = summary.task.score();
+    let mut table = new();
+    table.set_header(["member", "envs", "train", "control", "test", "parameters"]);
+    let spread = |spread: Option<Spread>| {
+        let mean = score::named(kind, spread.map(|spread| spread.mean));
+        match spread.and_then(|spread| spread.deviation) {
+            Some(deviation) => format!("{mean} ± {}", score::figure(kind, deviation)),
+            None => mean,
+        }
+    };
+    for Place { member, envs, control, train, test, parameters } in &places {
+        table.add_row([
+            printable(member),
+            envs.len().to_string(),
+            spread(*train),
+            spread(*control),
+            spread(*test),
+            thousands(parameters.round() as u64),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    (!places.is_empty()).then_some(table)
 }
 
 /// Table with the means over the twins, the means over the envs, and the difference; `None` without

@@ -171,7 +171,7 @@ impl ParamLayout {
         let buffers = buffers.collect();
         let mut steps = vec![];
         for (group, spec) in groups.iter_mut().zip(&graph.groups) {
-            group.moments = spec.optimiser.moments() * group.values;
+            group.moments = spec.optimiser.kind().moments() * group.values;
             let step = matches!(spec.optimiser, Optimiser::Adam(_)).then_some(group.counters);
             group.counters += if step.is_some() { LANES } else { 0 };
             steps.push(step);

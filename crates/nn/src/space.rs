@@ -16,6 +16,9 @@ pub enum Space {
     Targets,
     /// Weight of each class in the loss, f32. Read only.
     ClassWeights,
+    /// Numbers of the optimisers, f64, by group
+    /// ([`Optimiser::hyperparameters`](crate::graph::Optimiser)). Read only.
+    Hyperparameters,
     /// The rows of alphas of this run, f32. Read only.
     Alphas,
     /// Metrics but the scores, f64.
@@ -37,7 +40,14 @@ pub enum Space {
 impl Space {
     /// Whether a plan may never write here.
     pub(crate) fn is_read_only(self) -> bool {
-        matches!(self, Space::Input(_) | Space::Targets | Space::ClassWeights | Space::Alphas)
+        matches!(
+            self,
+            Space::Input(_)
+                | Space::Targets
+                | Space::ClassWeights
+                | Space::Hyperparameters
+                | Space::Alphas
+        )
     }
 }
 

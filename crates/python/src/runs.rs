@@ -155,7 +155,9 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     let kind = overview.task.score();
     read.set_item("overview", scores_to_python(py, &overview, kind)?)?;
     read.set_item("settings", to_python(py, &settings)?)?;
+    let places = summary.as_ref().map(Summary::leaderboard).unwrap_or_default();
     read.set_item("summary", scores_to_python(py, &summary, kind)?)?;
+    read.set_item("leaderboard", to_python(py, &places)?)?;
     Ok(read.into_any().unbind())
 }
 

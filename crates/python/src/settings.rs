@@ -63,7 +63,11 @@ fn twice(key: &str) -> PyErr {
 }
 
 fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let texts = texts(key, value)?;
+    let texts = if key == "members" && !value.is_instance_of::<PyString>() {
+        vec![json(key, value)?]
+    } else {
+        texts(key, value)?
+    };
     let mut result = Ok(());
     for text in texts {
         result = layer.set(key, &text).map_err(|error| {
@@ -75,6 +79,26 @@ fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult
         }
     }
     Ok(result?)
+}
+
+/// The JSON of lists and mappings of values, each of which has its text form. A mapping keeps its
+/// order, which determines the order of the members.
+fn json(key: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
+    if let Ok(mapping) = value.cast::<PyDict>() {
+        let entry = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
+            let name = serde_json::Value::String(name.str()?.to_string_lossy().into_owned());
+            Ok(format!("{name}:{}", json(key, &value)?))
+        };
+        let entries = mapping.iter().map(entry).collect::<PyResult<Vec<_>>>()?;
+        return Ok(format!("{{{}}}", entries.join(",")));
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        let items =
+            value.try_iter()?.map(|item| json(key, &item?)).collect::<PyResult<Vec<_>>>()?;
+        return Ok(format!("[{}]", items.join(",")));
+    }
+    let text = texts(key, value)?.pop().unwrap_or_default();
+    Ok(serde_json::Value::String(text).to_string())
 }
 
 /// Text forms of a value. A boolean has two: true or false for flags, on or off for switches.

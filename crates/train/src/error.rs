@@ -220,6 +220,16 @@ impl Error {
         Self::Value { key: key.into(), got: got.to_string(), expected: expected.to_string() }
     }
 
+    /// The error, if it is about a setting, of the settings of member `member`.
+    pub(crate) fn in_member(self, member: usize) -> Self {
+        match self {
+            Self::Value { key, got, expected } => {
+                Self::Value { key, got: format!("{got} in member {member}"), expected }
+            }
+            other => other,
+        }
+    }
+
     /// Whether a hot scope refused an operation.
     pub fn is_hot_scope(&self) -> bool {
         matches!(self.device_error(), Some(meristem_device::Error::HotScope { .. }))

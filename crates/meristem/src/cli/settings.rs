@@ -87,9 +87,8 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
                     }
                     last
                 }
-                FlagForm::List => matches
-                    .get_many::<String>(setting.key)
-                    .map(|given| given.map(String::as_str).collect::<Vec<_>>().join(",")),
+                FlagForm::List => joined(matches, setting.key, ","),
+                FlagForm::Axes => joined(matches, setting.key, ";"),
             };
             let set = text.map_or(Ok(()), |text| flags.set(setting.key, &text));
             set.map_err(|error| clap::Error::raw(clap::error::ErrorKind::InvalidValue, error))?;
@@ -103,12 +102,18 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
     }
 }
 
+/// All values of a flag.
+fn joined(matches: &ArgMatches, key: &str, separator: &str) -> Option<String> {
+    let given = matches.get_many::<String>(key)?;
+    Some(given.map(String::as_str).collect::<Vec<_>>().join(separator))
+}
+
 /// Builds the flag of a setting, with the default of its command.
 fn flag(setting: &'static Setting, default: &str) -> Arg {
     let help = setting.help.trim_end_matches('.');
     let help = match setting.form {
         FlagForm::Switch => help.to_string(),
-        FlagForm::Value | FlagForm::List => format!("{help} [{default}]"),
+        FlagForm::Value | FlagForm::List | FlagForm::Axes => format!("{help} [{default}]"),
     };
     let arg =
         Arg::new(setting.key).long(setting.flag.as_str()).help_heading(setting.heading).help(help);
@@ -119,7 +124,7 @@ fn flag(setting: &'static Setting, default: &str) -> Arg {
     let arg = match setting.form {
         FlagForm::Switch => return arg.action(ArgAction::SetTrue).overrides_with(setting.key),
         // The last value takes effect, so a flag can be appended to a command.
-        FlagForm::Value | FlagForm::List => arg.action(ArgAction::Append),
+        FlagForm::Value | FlagForm::List | FlagForm::Axes => arg.action(ArgAction::Append),
     };
     let parser = move |text: &str| -> Result<String, BadValue> {
         ConfigLayer::default().set(setting.key, text).map(|()| text.to_string())

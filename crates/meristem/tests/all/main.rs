@@ -19,6 +19,7 @@ mod inputs;
 mod interrupt;
 mod learning;
 #[cfg(unix)]
+mod members;
 mod named_files;
 #[cfg(target_os = "linux")]
 mod odd_paths;

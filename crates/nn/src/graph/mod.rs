@@ -13,7 +13,8 @@ mod recurrent;
 
 pub(crate) use builder::BATCH_NORM_MOMENTUM;
 pub use builder::GraphBuilder;
-pub use optimiser::Optimiser;
+pub(crate) use optimiser::HYPERPARAMETERS;
+pub use optimiser::{Optimiser, OptimiserKind};
 pub use recurrent::{LstmNodes, LstmParams};
 
 pub use crate::dims::Dims;
@@ -182,7 +183,7 @@ pub struct BufferSpec {
 pub struct GroupSpec {
     /// `host`, or the slot's name.
     pub name: String,
-    /// Optimiser of its parameters.
+    /// Optimiser of its parameters; its numbers are no part of a plan.
     pub optimiser: Optimiser,
 }
 
@@ -451,6 +452,19 @@ impl Graph {
     /// Number of classes.
     pub fn classes(&self) -> usize {
         self.nodes[self.output.0].dims.c
+    }
+
+    /// Whether the graphs are equal but for the numbers of their optimisers: networks of the two
+    /// share plans.
+    pub fn has_topology_of(&self, other: &Graph) -> bool {
+        let Self { nodes, params, buffers, groups, output, alphas } = self;
+        let like = |a: &GroupSpec, b: &GroupSpec| {
+            a.name == b.name && a.optimiser.kind() == b.optimiser.kind()
+        };
+        (output, alphas) == (&other.output, &other.alphas)
+            && groups.len() == other.groups.len()
+            && groups.iter().zip(&other.groups).all(|(a, b)| like(a, b))
+            && (nodes, params, buffers) == (&other.nodes, &other.params, &other.buffers)
     }
 
     /// Trained elements, in PyTorch's shapes (padding lanes not counted), of one group or of all.

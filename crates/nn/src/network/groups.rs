@@ -73,10 +73,21 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
     let params = graph.params.iter().filter(|p| p.group.index() == g);
     let buffers = graph.buffers.iter().filter(|b| b.group.index() == g);
     Members {
-        moments: graph.groups[g].optimiser.moments(),
+        moments: graph.groups[g].optimiser.kind().moments(),
         params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
         buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
     }
+}
+
+/// Numbers of the optimisers of all groups, in order.
+pub(super) fn numbers(graph: &Graph) -> Vec<f64> {
+    graph.groups.iter().flat_map(|group| group.optimiser.hyperparameters()).collect()
+}
+
+/// [`numbers`] on the device.
+pub(super) fn hyperparameters(stream: &Stream, graph: &Graph, owner: Owner) -> Result<Tensor> {
+    let numbers = numbers(graph);
+    Ok(Tensor::from_slice(stream, &numbers, [numbers.len()], owner)?)
 }
 
 /// The group of `graph` that has the name, parameters and buffers of group `g` of `of`.

@@ -104,8 +104,12 @@ pub struct Network {
     options: NetworkOptions,
     groups: Vec<GroupTensors>,
     plans: Plans,
-    /// The graph that it computes, with its plans.
+    /// The graph that it computes.
+    graph: Arc<Graph>,
+    /// The plans of its topology.
     topology: Arc<PlannedGraph>,
+    /// Numbers of the optimisers, `[groups][HYPERPARAMETERS]`, f64.
+    hyperparameters: Tensor,
     arena: Arenas,
     /// `[configs][slots]`.
     alphas: Tensor,
@@ -157,6 +161,7 @@ impl Network {
         let sources: Vec<_> = gpu::sources(options.precision).into_iter().chain(own).collect();
         stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);
+        let hyperparameters = groups::hyperparameters(stream, &graph, Owner::Parameters)?;
         let arena_len =
             largest_arena(&topology, &options, PlanTarget::for_device(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
@@ -186,7 +191,9 @@ impl Network {
             options,
             groups,
             plans: plans.clone(),
+            graph,
             topology,
+            hyperparameters,
             arena,
             alphas,
             alpha_values,
@@ -202,7 +209,8 @@ impl Network {
     /// Growth: replaces the graph. Parameters, momentum and buffers are carried over by name if
     /// shape and kind agree; new ones are initialised, and ones that the graph does not name are
     /// dropped. Unchanged groups keep their tensors. A topology seen before is not compiled again.
-    /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero.
+    /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero. If
+    /// only numbers of optimisers differ, they are copied to the device, and everything else stays.
     /// Does not wait for the device.
     ///
     /// # Errors
@@ -210,6 +218,11 @@ impl Network {
     pub fn set_graph(&mut self, graph: Arc<Graph>) -> Result<()> {
         if *graph == **self.graph() {
             return Ok(());
+        }
+        if graph.has_topology_of(self.graph()) {
+            self.hyperparameters.copy_from_slice(&groups::numbers(&graph))?;
+            self.graph = graph;
+            return self.reset_metrics();
         }
         let options = self.options.clone();
         *self = Self::assemble(&self.stream, graph, options, &self.plans, Some(self))?;
@@ -258,7 +271,7 @@ impl Network {
 
     /// The graph that it computes.
     pub fn graph(&self) -> &Arc<Graph> {
-        self.topology.graph()
+        &self.graph
     }
 
     /// The stream that it belongs to.

@@ -184,6 +184,7 @@ impl Network {
             inputs,
             targets,
             class_weights: self.class_weights.as_ref(),
+            hyperparameters: Some(&self.hyperparameters),
             alphas: Some(&self.alphas),
             alphas_start: config * self.graph().alphas,
             outputs: &[],

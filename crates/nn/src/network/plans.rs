@@ -23,10 +23,13 @@ const ROW_PLANS_MAX: usize = 24;
 pub struct Plans(Arc<Mutex<Vec<Arc<PlannedGraph>>>>);
 
 impl Plans {
-    /// The plans of a graph, shared with every network that computes an equal one.
+    /// The plans of a graph, shared with every network of the same topology
+    /// ([`Graph::has_topology_of`]).
     pub(super) fn topology(&self, graph: &Arc<Graph>) -> Arc<PlannedGraph> {
         let mut all = lock(&self.0);
-        let same = |of: &Arc<PlannedGraph>| Arc::ptr_eq(&of.graph, graph) || of.graph == *graph;
+        let same = |of: &Arc<PlannedGraph>| {
+            Arc::ptr_eq(&of.graph, graph) || of.graph.has_topology_of(graph)
+        };
         let topology = match all.iter().position(same) {
             Some(known) => all.remove(known),
             None => Arc::new(PlannedGraph::new(graph)),
@@ -42,7 +45,7 @@ impl Plans {
     }
 }
 
-/// A graph with its plans.
+/// The first graph of a topology, with the plans of all of them.
 #[derive(Debug)]
 pub(super) struct PlannedGraph {
     graph: Arc<Graph>,
@@ -53,11 +56,6 @@ pub(super) struct PlannedGraph {
 impl PlannedGraph {
     fn new(graph: &Arc<Graph>) -> Self {
         Self { graph: Arc::clone(graph), plans: Mutex::default(), rows: Mutex::default() }
-    }
-
-    /// The graph, in the allocation that all networks of this topology share.
-    pub(super) fn graph(&self) -> &Arc<Graph> {
-        &self.graph
     }
 
     /// The plan with these options, compiled if it is not known.
@@ -131,9 +129,10 @@ mod tests {
     use crate::graph::{Dims, GraphBuilder, SgdConfig};
     use crate::plan::PlanMode;
 
+    const SGD: SgdConfig = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
+
     fn graph(features: usize) -> Arc<Graph> {
-        let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
-        let mut b = GraphBuilder::new(Dims { c: features, h: 1, w: 1 }, sgd);
+        let mut b = GraphBuilder::new(Dims { c: features, h: 1, w: 1 }, SGD);
         let y = b.linear(b.input(), "fc", 2, true, None).unwrap();
         Arc::new(b.finish(y).unwrap())
     }
@@ -151,6 +150,16 @@ mod tests {
         let again = plans.clone().topology(&graph(1)); // equal, not the same allocation
         assert!(Arc::ptr_eq(&first, &again.plan(train(8)).unwrap()));
         assert!(!Arc::ptr_eq(&first, &again.plan(train(7)).unwrap()));
+    }
+
+    #[test]
+    fn other_learning_rates_share_plans() {
+        let plans = Plans::default();
+        let mut other = Graph::clone(&graph(1));
+        other.groups[0].optimiser = SgdConfig { lr: 0.2, momentum: 0.5, ..SGD }.into();
+        let first = plans.topology(&graph(1)).plan(train(8)).unwrap();
+        let again = plans.topology(&Arc::new(other)).plan(train(8)).unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub(super) struct LaunchTensors<'a> {
     pub(super) inputs: &'a [&'a Tensor],
     pub(super) targets: Option<&'a Tensor>,
     pub(super) class_weights: Option<&'a Tensor>,
+    pub(super) hyperparameters: Option<&'a Tensor>,
     pub(super) alphas: Option<&'a Tensor>,
     /// First alpha of the run's first row.
     pub(super) alphas_start: usize,
@@ -52,6 +53,7 @@ impl<'a> LaunchTensors<'a> {
             Space::Input(n) => whole(self.inputs.get(n).copied()),
             Space::Targets => whole(self.targets),
             Space::ClassWeights => whole(self.class_weights),
+            Space::Hyperparameters => whole(self.hyperparameters),
             Space::Alphas => Some((self.alphas?, self.alphas_start)),
             Space::Metrics => whole(self.metrics),
             Space::Scores => Some((self.metrics?, self.scores_start)),

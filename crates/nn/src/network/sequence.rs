@@ -10,7 +10,7 @@ use std::sync::Arc;
 use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
 
 use super::gradient;
-use super::groups::GroupTensors;
+use super::groups::{self, GroupTensors};
 use super::growth::{self, Fresh};
 use super::plans::Recent;
 use super::run::{Arena, LaunchSteps, LaunchTensors};
@@ -80,6 +80,8 @@ pub struct SequenceNetwork {
     /// Plan of the last gradient, which is in the second arena.
     gradient: Option<Arc<Plan>>,
     metrics: Tensor,
+    /// Numbers of the optimisers.
+    hyperparameters: Tensor,
 }
 
 impl SequenceNetwork {
@@ -96,6 +98,7 @@ impl SequenceNetwork {
         stream.device().load_kernels(&gpu::sources(Precision::F32))?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
+        let hyperparameters = groups::hyperparameters(stream, &graph, options.owner)?;
         let groups_len = graph.groups.len();
         let metrics_layout =
             MetricsLayout { groups: groups_len, configs: 0, log: 0, score_sums: false };
@@ -110,6 +113,7 @@ impl SequenceNetwork {
             plans: Recent::default(),
             gradient: None,
             metrics,
+            hyperparameters,
         };
         let reset = StateOp::ResetMetrics(metrics_layout);
         let reset = LaunchSteps::steps(vec![PlanStep::new(reset, &[], &[metrics_layout.span()])]);
@@ -207,6 +211,7 @@ impl SequenceNetwork {
             arena: Some(Arena::Kept(&self.arenas[usize::from(training)])),
             groups: &self.groups,
             metrics: Some(&self.metrics),
+            hyperparameters: Some(&self.hyperparameters),
             ..LaunchTensors::default()
         }
     }

@@ -55,12 +55,13 @@ fn place(space: Space) -> usize {
         Space::Metrics => return 3,
         Space::Scores => return 4,
         Space::ClassWeights => return 5,
-        Space::Input(n) => (n, 6),
-        Space::Output(n) => (n, 7),
-        Space::Values(group) => (group.index(), 8),
-        Space::Momentum(group) => (group.index(), 9),
-        Space::State(group) => (group.index(), 10),
-        Space::Counters(group) => (group.index(), 11),
+        Space::Hyperparameters => return 6,
+        Space::Input(n) => (n, 7),
+        Space::Output(n) => (n, 8),
+        Space::Values(group) => (group.index(), 9),
+        Space::Momentum(group) => (group.index(), 10),
+        Space::State(group) => (group.index(), 11),
+        Space::Counters(group) => (group.index(), 12),
     };
     6 * n + kind
 }

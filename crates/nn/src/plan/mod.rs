@@ -190,10 +190,10 @@ impl Plan {
     pub(crate) fn clipping(&self, factor: f32) -> Vec<PlanStep> {
         let mut steps = vec![];
         for step in self.steps(Phase::Measure..=Phase::Measure) {
-            if let StepOp::Optim(OptimOp::Measure { len, tensors, norm_max }) = &step.op {
+            if let StepOp::Optim(OptimOp::Measure { len, tensors, norm_factor }) = &step.op {
                 let (len, tensors) = (*len, tensors.clone());
-                let norm_max = norm_max * factor;
-                let op = OptimOp::Measure { len, tensors: tensors.clone(), norm_max };
+                let norm_factor = norm_factor * factor;
+                let op = OptimOp::Measure { len, tensors: tensors.clone(), norm_factor };
                 steps.push(PlanStep { op: op.into(), ..step.clone() });
                 let writes = [step.reads[0], step.writes[1]];
                 steps.push(PlanStep::new(OptimOp::Clip { len, tensors }, &[], &writes));

@@ -48,6 +48,15 @@ class Run:
         summary = self._read["summary"]
         return None if summary is None else dict(summary)
 
+    @property
+    def leaderboard(self) -> list[dict[str, Any]]:
+        """The members from the best to the worst control score, or training score without a control
+        split: ``member``, ``envs``, ``parameters``, and ``control``, ``train`` and ``test``, each with
+        ``mean`` and the sample standard deviation ``deviation`` over the envs of the member, which is
+        ``None`` for one env, or ``None`` if there is no score. Empty without members.
+        """
+        return [dict(place) for place in self._read["leaderboard"]]
+
     @cached_property
     def events(self) -> dict[str, Columns]:
         """Events by kind, each as a dictionary of columns of equal length.

@@ -256,6 +256,8 @@ pub struct Setting {
     pub before: Option<&'static str>,
     /// Whether it belongs to a single run, so that `control eval` does not accept it.
     pub train_only: bool,
+    /// Whether envs may have different values, see [`Members`](super::types::Members).
+    pub of_member: bool,
     /// Whether a run may be resumed with another value.
     pub on_resume: bool,
     /// Whether a larger value makes a run longer, which is possible on resume.
@@ -286,6 +288,7 @@ impl Setting {
             since: 1,
             before: None,
             train_only: false,
+            of_member: false,
             on_resume: false,
             extends: false,
         }
@@ -329,6 +332,10 @@ impl Setting {
 
     pub(crate) fn train_only(self) -> Self {
         Self { train_only: true, ..self }
+    }
+
+    pub(crate) fn of_member(self) -> Self {
+        Self { of_member: true, ..self }
     }
 
     pub(crate) fn on_resume(self) -> Self {

@@ -57,15 +57,36 @@ impl TrainConfig {
         if flags.data_parallel.or(file.data_parallel).unwrap_or(false) {
             config.envs = 1;
         }
+        let envs = flags.envs.or(file.envs);
         config.apply(file);
         config.apply(flags);
         config.preset = preset;
-        if is_file(&config.host) {
-            // The run keeps the description, so that a changed file does not change the run.
-            config.host = read_host(&config.host)?.description().into();
+        config.host = described(&config.host)?;
+        if let Some(members) = &mut config.members {
+            for member in members.all_mut() {
+                let host = member.get("host").map(described).transpose()?;
+                host.into_iter().for_each(|host| member.replace("host", host));
+            }
+            config.envs = envs.unwrap_or(members.all().len());
         }
         config.validate()?;
         Ok(config)
+    }
+
+    /// The settings of env `env`: those of the run, and its member's over them.
+    pub(crate) fn of_env(&self, env: usize) -> Self {
+        let member = self.members.as_ref().map(|members| members.of_env(env));
+        // The layers were checked when the members were read.
+        let layer = member.and_then(|member| member.layer().ok());
+        let mut config = Self { members: None, ..self.clone() };
+        layer.into_iter().for_each(|layer| config.apply(layer));
+        config
+    }
+
+    /// The settings of each member, and at least the run's.
+    pub(crate) fn of_members(&self) -> Vec<Self> {
+        let count = self.members.as_ref().map_or(1, |members| members.all().len());
+        (0..count).map(|env| self.of_env(env)).collect()
     }
 
     /// Settings of a preset under a controller, before file and flags. A learning controller gets
@@ -82,7 +103,12 @@ impl TrainConfig {
     pub(crate) fn validate(&self) -> Result<()> {
         self.check_ranges()?;
         self.check_paths()?;
-        validate::together(self)
+        validate::together(self)?;
+        for (n, config) in self.of_members().iter().enumerate() {
+            let checked = config.check_ranges().and_then(|()| validate::together(config));
+            checked.map_err(|error| error.in_member(n))?;
+        }
+        Ok(())
     }
 
     /// The share of the control split: as set, else the one that the controller needs.
@@ -318,6 +344,13 @@ impl TrainConfig {
         let plateau_gain_pp = self.plateau_gain as f32;
         HeuristicConfig { plateau_gain_pp, max_parameters, ..self.heuristic }
     }
+}
+
+/// A host, with the description in place of the path of a file: the run keeps the description, so
+/// that a changed file does not change the run.
+fn described(host: impl AsRef<str>) -> Result<String> {
+    let host = host.as_ref();
+    Ok(if is_file(host) { read_host(host)?.description().into() } else { host.into() })
 }
 
 #[cfg(test)]

@@ -44,7 +44,8 @@ const COLUMNS: &str = "
   that learns.
 - **Scope**: *result*: results depend on the setting, and a run resumes with the same value. *run*:
   results do not depend on it. *process*: like *run*, and each process of a run may have its own
-  value. *resume*: can be changed with `--resume`. *train*: not for `control eval`.
+  value. *resume*: can be changed with `--resume`. *train*: not for `control eval`. *member*: may differ
+  from env to env, see `members`.
 - **Since**: the version of the settings that introduced it. Older run folders use the value in
   brackets, or else the default.
 ";
@@ -94,7 +95,11 @@ fn row(setting: &Setting) -> String {
         unit.unwrap_or_default(),
         range.map(|range| format!(", {range}")).unwrap_or_default()
     );
-    let marks = [(setting.train_only, ", train"), (setting.on_resume, ", resume")];
+    let marks = [
+        (setting.train_only, ", train"),
+        (setting.on_resume, ", resume"),
+        (setting.of_member, ", member"),
+    ];
     let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
     let default = setting.default.to_string();
     let default = default.trim_start_matches("default: ");

@@ -23,8 +23,8 @@ use super::declare::{
 };
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
-    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Normalize,
-    PolicyStart, Preset, Switch, TaskKind, Telemetry, unknown,
+    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
+    Normalize, PolicyStart, Preset, Switch, TaskKind, Telemetry, unknown,
 };
 use super::value::SettingValue;
 
@@ -193,9 +193,15 @@ settings! {
         /// Host: baseline, wide, deep, large, impaired, minimal, resnet8, resnet20, vgg8 or mobile;
         /// a description such as cnn:channels=12,blocks=4,kernel=5,pools=3, mlp:256,256 or
         /// conv1d:16,32,64; or a TOML or JSON file that describes one.
-        host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into());
+        host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into()), of_member();
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
+        /// Settings that differ from env to env, once for each setting: --members lr=0.1,0.03
+        /// --members host=baseline,wide trains the four combinations. Env i is member i, and with
+        /// more envs than members begins again at member 0. Without --envs there is one env for
+        /// each member.
+        members: Option<Members> = absent("all envs have the settings of the run"),
+            unit("KEY=VALUES"), since(10, None), train_only();
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
         /// Weights file of any run; every env starts from the topology of this file. Modules of the
@@ -211,26 +217,26 @@ settings! {
         export: Option<PathBuf> = absent("no additional file"),
             unit("FILE"), scope(SettingScope::Process), train_only();
         /// Learning rate of the host.
-        lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6);
+        lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6), of_member();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
-            unit("NAME"), since(5, "constant");
+            unit("NAME"), since(5, "constant"), of_member();
         /// Steps over which the learning rates rise to their schedule. With 0 there is no warm-up,
         /// and one-cycle rises over 30 % of the steps.
-        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0");
+        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0"), of_member();
         /// Training batches, the same in every step, that recompute the running statistics of batch
         /// norm before every evaluation, with fixed weights. With 0 the averages from training are
         /// used, except with --data-parallel and a sparse exchange.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host.
-        momentum: f32 = same(host().momentum), unit("M"), real(0.0, 0.999_999);
+        momentum: f32 = same(host().momentum), unit("M"), real(0.0, 0.999_999), of_member();
         /// Weight decay of the host.
-        weight_decay: f32 = same(host().weight_decay), unit("W"), real(0.0, 1e6);
+        weight_decay: f32 = same(host().weight_decay), unit("W"), real(0.0, 1e6), of_member();
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
-        clip_norm: ClipNorm = same(ClipNorm::at(host().clip_norm)), unit("NORM");
+        clip_norm: ClipNorm = same(ClipNorm::at(host().clip_norm)), unit("NORM"), of_member();
         /// Task: auto, classify, multilabel or regress. auto: classify for classes, multilabel for
         /// several labels, regress for numbers. Its score is the accuracy, micro-F1 or R².
         task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto");
@@ -241,7 +247,7 @@ settings! {
         /// targets.
         huber_delta: f32 = same(1.0f32), unit("D"), real(1e-6, 1e6), since(9, "1");
         /// Share of each label that is spread evenly over all classes.
-        label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0");
+        label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0"), of_member();
         /// Weights of the classes in the loss: none, balanced, which gives every class the same
         /// share, or one number for each class.
         class_weights: ClassWeights = same(ClassWeights::None),
@@ -280,28 +286,28 @@ settings! {
         controller: ControllerKind = same(ControllerKind::default()), train_only();
         /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
         slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),
-            unit("LIST");
+            unit("LIST"), of_member();
         /// Blueprints of the modules that may grow: standard, the seven that come with the program,
         /// vectors, two for hosts such as mlp:64,64, or TOML or JSON files of blueprints, in the
         /// order of the list.
         blueprints: Option<Vec<BlueprintSource>> = absent("standard"),
             unit("LIST"), since(7, None);
         /// Maximum number of modules in an env at once, including fossilized ones.
-        max_modules in rules.max_modules: usize, unit("N"), whole(0, 64);
+        max_modules in rules.max_modules: usize, unit("N"), whole(0, 64), of_member();
         /// Maximum number of parameters of a host with its modules, each with a gate (style
         /// linear_gate). An action that would exceed it is illegal, for every controller.
         max_parameters in rules.max_parameters: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
-            since(5, None), absent("no limit");
+            since(5, None), absent("no limit"), of_member();
         /// Maximum number of multiply-accumulate operations per image of a host with its modules,
         /// in evaluation. An action that would exceed it is illegal, for every controller.
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
-            since(5, None), absent("no limit");
+            since(5, None), absent("no limit"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
-        min_training_steps in rules.gates.min_training_steps: u32, unit("N"), whole(1, 1_000_000);
+        min_training_steps in rules.gates.min_training_steps: u32, unit("N"), whole(1, 1_000_000), of_member();
         /// Minimum contribution of a module to be fossilized, in percentage points of control
         /// score.
         min_contribution in rules.gates.min_contribution_pp: f64,
-            unit("PP"), real(-100.0, 100.0);
+            unit("PP"), real(-100.0, 100.0), of_member();
         /// Number of steps without a significant gain above plateau-gain after which the heuristic
         /// grows a module. With 0 it does not wait for a plateau.
         plateau_steps in heuristic.plateau_steps: usize, unit("N"), whole(0, 1_000_000);

@@ -40,6 +40,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let expected = "on with reward shaped, which compares each env with its twin";
         return Err(Error::value("twin", "off", expected));
     }
+    check_members(config)?;
     check_ranks(config)?;
     let devices = Devices::assign(config)?;
     check_precision(config.precision, devices.of_envs.iter().copied())?;
@@ -48,6 +49,21 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     if let (CommKind::Nccl, Some(device)) = (config.comm, other) {
         let expected = "CUDA devices only with `comm` nccl, such as cuda:0; on a processor use mpi";
         return Err(Error::value("devices", device, expected));
+    }
+    Ok(())
+}
+
+/// Checks that all members have equally many envs.
+fn check_members(config: &TrainConfig) -> Result<()> {
+    let Some(members) = &config.members else { return Ok(()) };
+    let count = members.all().len();
+    if config.data_parallel && count > 1 {
+        let expected = "1 with data-parallel, whose ranks train one network";
+        return Err(Error::value("members", count, expected));
+    }
+    if !config.envs.is_multiple_of(count) {
+        let expected = format!("a multiple of {count}, the number of members");
+        return Err(Error::value("envs", config.envs, expected));
     }
     Ok(())
 }

@@ -28,6 +28,8 @@ pub enum FlagForm {
     Value,
     /// A flag with values separated by commas.
     List,
+    /// A flag that is given once for each setting that varies.
+    Axes,
     /// A flag without a value, off by default.
     Switch,
 }

@@ -76,7 +76,7 @@ impl Env {
         let SavedEnv { state, tensors } = saved;
         let EnvState { topology, seen, train, control, history, governor, training_flops, .. } =
             state;
-        let mut env = Self::with_host(setup, setup.rebuild(&topology)?, options)?;
+        let mut env = Self::with_host(setup, setup.rebuild(options.index, &topology)?, options)?;
         env.grown.load(&tensors.grown)?;
         env.snapshot.load_state_dict(&tensors.snapshot)?;
         (env.grown.train, env.grown.control) = (train, control);
@@ -111,7 +111,8 @@ impl Env {
         // One additional configuration is for the test split.
         let configurations = Counterfactual::rows_max(host.slots().len()) + 1;
         let grown = TrainedHost::new(setup, host, options, configurations)?;
-        let snapshot = Snapshot::new(&grown.network, &setup.lasting_graph(&grown.host)?)?;
+        let lasting = setup.lasting_graph(options.index, &grown.host)?;
+        let snapshot = Snapshot::new(&grown.network, &lasting)?;
         Ok(Self {
             index: options.index,
             seen: Measurements::new(&grown.host, &grown.parameters),
@@ -137,7 +138,7 @@ impl Env {
     ) -> Result<Vec<StageChange>> {
         let config = &setup.config;
         let changes = self.grown.host.step();
-        self.grown.set_rate(setup, config.rate(when.step))?;
+        self.grown.open_step(setup, when.step)?;
         self.grown.sync(setup)?;
         let host = &self.grown.host;
         self.counterfactual = if when.step + 1 == config.steps {
@@ -201,7 +202,7 @@ impl Env {
         setup: &Setup,
     ) -> Result<(&mut Network, &mut Snapshot, Arc<Graph>)> {
         let graph = if self.has_fossilized() {
-            setup.lasting_graph(&self.grown.host)?
+            setup.lasting_graph(self.index, &self.grown.host)?
         } else {
             Arc::clone(self.snapshot.graph())
         };

@@ -22,6 +22,8 @@ pub(crate) struct HostOptions<'a> {
 
 /// A host with its network, and the results of the network's last step.
 pub(crate) struct TrainedHost {
+    /// Number of the env.
+    index: usize,
     pub(crate) host: Host,
     pub(crate) network: Network,
     /// Topology that `network` was compiled for.
@@ -59,14 +61,15 @@ impl TrainedHost {
             batch_log,
             precision: setup.config.precision,
             winograd: setup.config.winograd.0,
-            loss: setup.task.loss.clone(),
+            loss: setup.member(index).loss.clone(),
             ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
         };
         let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);
-        let graph = setup.graph(&host, rate)?;
+        let graph = setup.graph(index, &host, rate)?;
         let network = Network::with_plans(stream, graph, options, &setup.plans)?;
         let (train, control) = (Metrics::default(), None);
         Ok(Self {
+            index,
             host,
             network,
             key,
@@ -87,7 +90,7 @@ impl TrainedHost {
     pub(crate) fn sync(&mut self, setup: &Setup) -> Result<()> {
         let key = self.host.topology_key();
         if key != self.key {
-            self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
+            self.network.set_graph(setup.graph(self.index, &self.host, self.rate)?)?;
             self.key = key;
             self.parameters = self.host.parameters()?;
             // Memory blocks of the smaller network do not fit the larger one, and would accumulate.
@@ -96,11 +99,12 @@ impl TrainedHost {
         Ok(())
     }
 
-    /// Scales the learning rates by `rate`.
+    /// Sets the learning rates of a step.
     ///
     /// # Errors
     /// Out of memory, a failed stream.
-    pub(crate) fn set_rate(&mut self, setup: &Setup, rate: f64) -> Result<()> {
+    pub(crate) fn open_step(&mut self, setup: &Setup, step: usize) -> Result<()> {
+        let rate = setup.member(self.index).config.rate(step);
         if rate == self.rate {
             return Ok(());
         }
@@ -108,11 +112,11 @@ impl TrainedHost {
         self.apply_rate(setup)
     }
 
-    /// Compiles the network for the current learning rates, unless [`TrainedHost::sync`] will do so
-    /// because the topology has changed. The network's memory stays as it is.
+    /// Copies the current learning rates to the device, unless [`TrainedHost::sync`] will do so
+    /// because the topology has changed.
     pub(super) fn apply_rate(&mut self, setup: &Setup) -> Result<()> {
         if self.host.topology_key() == self.key {
-            self.network.set_graph(setup.graph(&self.host, self.rate)?)?;
+            self.network.set_graph(setup.graph(self.index, &self.host, self.rate)?)?;
         }
         Ok(())
     }

@@ -370,7 +370,7 @@ impl PreparedRun {
             run_dir: PathBuf::from(run_dir),
             path_is_lossy: path_text::is_lossy(run_dir),
             task: setup.task.kind,
-            host: setup.host.to_string(),
+            host: setup.member(0).host.to_string(),
             controller,
             seed: setup.config.seed,
             dataset: checkpoints.identity.dataset,

@@ -1,7 +1,7 @@
 //! Results of a run in its events and its summary.
 
 use super::episode::EndedEpisode;
-use crate::config::types::ControllerKind;
+use crate::config::types::{ControllerKind, Member};
 use crate::error::Result;
 use crate::record::events::{Event, RunStarted};
 use crate::record::summary::{DatasetSummary, EnvSummary, RoundSummary};
@@ -19,9 +19,15 @@ pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
         train_samples: resources.train_samples,
         control_samples: resources.control_samples,
         test_samples: resources.test_samples,
-        host: setup.host.clone().into(),
-        host_parameters: setup.host_parameters,
+        host: setup.member(0).host.clone().into(),
+        host_parameters: setup.member(0).host_parameters,
         envs: config.envs,
+        members: config
+            .members
+            .iter()
+            .flat_map(|members| members.all())
+            .map(Member::to_string)
+            .collect(),
         rounds: config.rounds,
         steps: config.steps,
         batches: resources.train.len(),

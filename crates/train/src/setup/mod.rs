@@ -19,7 +19,7 @@ use meristem_grow::{
     BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology, nearest,
 };
 use meristem_nn::graph::Graph;
-use meristem_nn::{Isa, Network, NetworkOptions, Plans};
+use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
 
 use crate::config::PolicyFile;
 use crate::config::TrainConfig;
@@ -86,8 +86,7 @@ pub(crate) struct Names {
     pub(crate) spec: DatasetSpec,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
-    host: HostSpec,
-    slots: Vec<SlotName>,
+    members: Vec<MemberNames>,
     init: Option<Arc<Weights>>,
     starts: Vec<Arc<Weights>>,
     script: Option<Arc<ScriptFile>>,
@@ -95,6 +94,26 @@ pub(crate) struct Names {
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
     moved: Option<Moved>,
+}
+
+/// Objects that the settings of a member name.
+#[derive(Clone, Debug)]
+struct MemberNames {
+    config: TrainConfig,
+    host: HostSpec,
+    slots: Vec<SlotName>,
+}
+
+impl MemberNames {
+    fn resolve(config: TrainConfig) -> Result<Self> {
+        let host = read_host(&config.host)?;
+        let slots = parse_slots(&host, &config.slots())?;
+        if slots.is_empty() && config.controller != ControllerKind::None {
+            let expected = "a host with slots, or --controller none";
+            return Err(Error::value("host", host.name(), expected));
+        }
+        Ok(Self { config, host, slots })
+    }
 }
 
 impl Names {
@@ -110,7 +129,8 @@ impl Names {
         let names = Self::resolve(config, others)?;
         let relocated = others.moved.map(|moved| config.moved(moved));
         let readable = relocated.as_ref().unwrap_or(config);
-        let policy = PolicyFile::find(readable, names.slots.len(), &names.blueprints.set)?;
+        let slots = names.members.first().map_or(0, |member| member.slots.len());
+        let policy = PolicyFile::find(readable, slots, &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
         Ok((config, Self { policy, ..names }))
     }
@@ -186,12 +206,13 @@ impl Names {
         let relocated = others.moved.map(|moved| config.moved(moved));
         let config = relocated.as_ref().unwrap_or(config);
         let devices = Devices::assign(config)?;
-        let host = read_host(&config.host)?;
-        let slots = parse_slots(&host, &config.slots())?;
-        if slots.is_empty() && config.controller != ControllerKind::None {
-            let expected = "a host with slots, or --controller none";
-            return Err(Error::value("host", host.name(), expected));
-        }
+        let members: Vec<_> = config
+            .of_members()
+            .into_iter()
+            .enumerate()
+            .map(|(n, member)| MemberNames::resolve(member).map_err(|error| error.in_member(n)))
+            .collect::<Result<_>>()?;
+        check_same_slots(config, &members)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = DatasetSpec {
             root: config.data_root.clone(),
@@ -216,19 +237,7 @@ impl Names {
         let script = ScriptFile::read(&config.controller)?.map(Arc::new);
         let blueprints = Blueprints::read(config, others.blueprints)?;
         let (policy, moved) = (None, others.moved.cloned());
-        Ok(Self {
-            devices,
-            spec,
-            isa,
-            host,
-            slots,
-            init,
-            starts,
-            script,
-            blueprints,
-            policy,
-            moved,
-        })
+        Ok(Self { devices, spec, isa, members, init, starts, script, blueprints, policy, moved })
     }
 }
 
@@ -241,15 +250,36 @@ pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
     Ok(Names::of_new(config, OtherInputs::default())?.0)
 }
 
-/// A configuration that was checked against a dataset.
+/// Settings and host of the envs of one member.
 #[derive(Clone, Debug)]
-pub(crate) struct Setup {
-    /// The settings.
+pub(crate) struct Member {
+    /// The settings of the run with those of the member over them.
     pub(crate) config: TrainConfig,
     /// The host description.
     pub(crate) host: HostSpec,
     /// Trained parameters of the host without modules.
     pub(crate) host_parameters: usize,
+    /// Loss of training, and of the control and test splits.
+    pub(crate) loss: Loss,
+    slots: Vec<SlotName>,
+}
+
+impl Member {
+    fn new(names: MemberNames, image: &TaskShape, info: &DatasetInfo) -> Result<Self> {
+        let MemberNames { config, host, slots } = names;
+        let host_parameters = host.parameters(image).map_err(|error| misfit(&host, error, info))?;
+        let loss = Task::new(&TaskSettings::from(&config), info)?.loss;
+        Ok(Self { config, host, host_parameters, loss, slots })
+    }
+}
+
+/// A configuration that was checked against a dataset.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// The settings.
+    pub(crate) config: TrainConfig,
+    /// The members; at least one.
+    members: Vec<Member>,
     /// Shape of the images that the hosts are made for.
     pub(crate) image: TaskShape,
     /// Description of the dataset.
@@ -262,7 +292,6 @@ pub(crate) struct Setup {
     pub(crate) isa: Isa,
     /// Compiled plans, shared by the networks of all envs.
     pub(crate) plans: Plans,
-    slots: Vec<SlotName>,
     blueprints: Arc<BlueprintSet>,
     init: Option<Arc<Weights>>,
     /// Constants that the initial weights were trained with, if they differ from the run's.
@@ -285,10 +314,10 @@ impl Setup {
     /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
     pub(crate) fn new(config: &TrainConfig, names: Names, info: DatasetInfo) -> Result<Self> {
         let files = names.input_files()?;
-        let Names { host, slots, isa, init, starts, script, blueprints, policy, .. } = names;
+        let Names { members, isa, init, starts, script, blueprints, policy, .. } = names;
         let image = image_shape(&info);
-        let host_parameters =
-            host.parameters(&image).map_err(|error| misfit(&host, error, &info))?;
+        let member = |names| Member::new(names, &image, &info);
+        let members = members.into_iter().map(member).collect::<Result<Vec<_>>>()?;
         let normalization = config.normalize.constants(&info)?;
         let task = Task::new(&TaskSettings::from(config), &info)?;
         init.iter().try_for_each(|weights| weights.check_further_training(&info))?;
@@ -302,15 +331,13 @@ impl Setup {
         let plans = Plans::default();
         let setup = Self {
             config,
-            host,
-            host_parameters,
+            members,
             image,
             info,
             interface,
             task,
             isa,
             plans,
-            slots,
             blueprints: blueprints.set,
             init,
             other_normalization,
@@ -319,16 +346,21 @@ impl Setup {
             policy,
             files,
         };
-        for env in 0..setup.starts.len().max(1) {
-            setup.check_size(&setup.fresh_host(env)?)?;
+        for env in 0..setup.starts.len().max(setup.members.len()) {
+            setup.check_size(env, &setup.fresh_host(env)?)?;
         }
         Ok(setup)
     }
 
+    /// Settings and host of an env.
+    pub(crate) fn member(&self, env: usize) -> &Member {
+        &self.members[env % self.members.len()]
+    }
+
     /// Checks that the host at the beginning of an episode is within its limits.
-    fn check_size(&self, host: &Host) -> Result<()> {
+    fn check_size(&self, env: usize, host: &Host) -> Result<()> {
         let NetworkSize { parameters, macs } = host.size()?;
-        let Rules { max_parameters, max_macs, .. } = self.config.rules;
+        let Rules { max_parameters, max_macs, .. } = self.member(env).config.rules;
         let limits = [
             ("max-parameters", "parameters", parameters, max_parameters),
             ("max-macs", "MACs", macs, max_macs),
@@ -346,36 +378,37 @@ impl Setup {
     /// without modules.
     pub(crate) fn fresh_host(&self, env: usize) -> Result<Host> {
         let start = self.starts.get(env).or(self.starts.first());
-        let mut host = self.host_of(self.init.as_ref().or(start))?;
+        let mut host = self.host_of(self.member(env), self.init.as_ref().or(start))?;
         if start.is_some() {
             host.make_permanent();
         }
         Ok(host)
     }
 
-    /// The host in a weights file; a host without modules if there is no file.
-    fn host_of(&self, file: Option<&Arc<Weights>>) -> Result<Host> {
+    /// The host of a member in a weights file; a host without modules if there is no file.
+    fn host_of(&self, member: &Member, file: Option<&Arc<Weights>>) -> Result<Host> {
+        let Member { config, host, slots, .. } = member;
+        let rules = config.rules;
         match file {
             None => {
                 let blueprints = Arc::clone(&self.blueprints);
-                let rules = self.config.rules;
-                Ok(Host::new(self.host.clone(), self.image, &self.slots, blueprints, rules)?)
+                Ok(Host::new(host.clone(), self.image, slots, blueprints, rules)?)
             }
             Some(weights) => {
-                let wanted = Wanted { host: Some(&self.host), image: &self.image };
-                weights.host(&wanted, &self.slots, &self.blueprints, self.config.rules)
+                let wanted = Wanted { host: Some(host), image: &self.image };
+                weights.host(&wanted, slots, &self.blueprints, rules)
             }
         }
     }
 
-    /// The host of a checkpoint's topology, if it belongs to this run.
+    /// The host of a checkpoint's topology, if it belongs to this env.
     ///
     /// # Errors
     /// A damaged topology; another host, image shape or set of slots.
-    pub(crate) fn rebuild(&self, topology: &Topology) -> Result<Host> {
-        let host = topology.rebuild(&self.blueprints, self.config.rules)?;
-        // Spec, image, slots and blueprints are the same for all envs.
-        let fresh = self.fresh_host(0)?;
+    pub(crate) fn rebuild(&self, env: usize, topology: &Topology) -> Result<Host> {
+        let member = self.member(env);
+        let host = topology.rebuild(&self.blueprints, member.config.rules)?;
+        let fresh = self.fresh_host(env)?;
         let names =
             |host: &Host| host.slots().iter().map(|slot| slot.name.clone()).collect::<Vec<_>>();
         // A run that resumes without these files (`Names::of_checkpoint`) cannot compare the slots.
@@ -388,20 +421,21 @@ impl Setup {
         if same {
             Ok(host)
         } else {
-            Err(Error::value("host", &topology.host, format!("`{}` with its slots", self.host)))
+            Err(Error::value("host", &topology.host, format!("`{}` with its slots", member.host)))
         }
     }
 
-    /// The graph of a host, with this run's optimisers and learning rates scaled by `rate`.
-    pub(crate) fn graph(&self, host: &Host, rate: f64) -> Result<Arc<Graph>> {
-        Ok(Arc::new(host.graph(&self.config.optimisers(rate))?))
+    /// The graph of the host of an env, with the env's optimisers and learning rates scaled by
+    /// `rate`.
+    pub(crate) fn graph(&self, env: usize, host: &Host, rate: f64) -> Result<Arc<Graph>> {
+        Ok(Arc::new(host.graph(&self.member(env).config.optimisers(rate))?))
     }
 
     /// The graph of a host without its live modules, as a snapshot stores it.
-    pub(crate) fn lasting_graph(&self, host: &Host) -> Result<Arc<Graph>> {
+    pub(crate) fn lasting_graph(&self, env: usize, host: &Host) -> Result<Arc<Graph>> {
         let mut lasting = host.clone();
         lasting.prune_live();
-        self.graph(&lasting, 1.0)
+        self.graph(env, &lasting, 1.0)
     }
 
     /// Checks before the run begins that the initial weights fit. Does not wait for the device.
@@ -412,7 +446,7 @@ impl Setup {
         if self.init.is_none() {
             return Ok(());
         }
-        let graph = self.graph(&self.fresh_host(0)?, 1.0)?;
+        let graph = self.graph(0, &self.fresh_host(0)?, 1.0)?;
         let precision = self.config.precision;
         let options =
             NetworkOptions { precision, ..NetworkOptions::new(self.config.seed, 0, self.isa, 1) };
@@ -494,6 +528,31 @@ pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
         }
     }
     Ok(DatasetSpec { source, ..options })
+}
+
+/// Checks that a controller that knows slots by their number gets the same slots from all members.
+fn check_same_slots(config: &TrainConfig, members: &[MemberNames]) -> Result<()> {
+    let by_number = matches!(
+        config.controller,
+        ControllerKind::Ppo
+            | ControllerKind::Policy(_)
+            | ControllerKind::Greedy(_)
+            | ControllerKind::Fixed(_)
+    );
+    let [first, others @ ..] = members else { return Ok(()) };
+    match others.iter().find(|other| by_number && other.slots != first.slots) {
+        None => Ok(()),
+        Some(other) => {
+            let names = |slots: &[SlotName]| {
+                slots.iter().map(SlotName::to_string).collect::<Vec<_>>().join(",")
+            };
+            let got =
+                format!("hosts with slots {} and {}", names(&first.slots), names(&other.slots));
+            let expected =
+                format!("hosts with the same slots, for controller {}", config.controller);
+            Err(Error::value("members", got, expected))
+        }
+    }
 }
 
 /// Looks up slots by name, by the beginning of their names (`r0`, `r1`), or `all`.

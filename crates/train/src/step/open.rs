@@ -16,8 +16,7 @@ pub(super) fn open(context: &mut StepContext<'_, '_>) -> Result<()> {
     for env in &mut population.envs {
         growth::open_step(env, setup, *when, context.journal)?;
     }
-    let rate = setup.config.rate(when.step);
-    population.twins.iter_mut().try_for_each(|twin| twin.set_rate(setup, rate))?;
+    population.twins.iter_mut().try_for_each(|twin| twin.open_step(setup, when.step))?;
     population.set_alphas()?;
     prepare(resources, population, setup.config.statistics_batches)?;
     let sizes = resources.batch_sizes.first().map_or(&[][..], |sizes| sizes);

@@ -36,7 +36,9 @@ pub(crate) fn report(
     let mut summaries = vec![];
     for (nth, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
         let twin = twins.get(nth).map(|twin| summarise_twin(twin, &judged));
-        summaries.push(EnvSummary { twin, ..summarise(env, metrics, &judged) });
+        let members = setup.config.members.as_ref();
+        let member = members.map(|members| members.of_env(env.index).to_string());
+        summaries.push(EnvSummary { twin, member, ..summarise(env, metrics, &judged) });
     }
     Ok(summaries)
 }
@@ -56,6 +58,7 @@ fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
     let test = grown.evaluation(env.configurations());
     EnvSummary {
         env: env.index,
+        member: None,
         train_loss,
         train_score,
         control_loss: grown.control_loss(),

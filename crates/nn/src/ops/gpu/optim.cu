@@ -2,6 +2,11 @@
 // elements. Each range is cut into chunks; a block has one.
 #include "nn.cuh"
 
+// Numbers of an optimiser, f64 (`Optimiser::hyperparameters`).
+const u32 CLIP_NORM = 0, RATE = 1;
+const u32 SGD_MOMENTUM = 2, SGD_DECAY = 3;
+const u32 ADAM_BETA1 = 2, ADAM_BETA2 = 3, ADAM_EPS = 4;
+
 // Ranges of elements, in order.
 struct Ranges {
     u32 count;
@@ -80,7 +85,7 @@ struct Tensors {
     u32 count;
     u32 begins;
     u32 ends;
-    float norm_max;
+    float norm_factor;  // of the clip norm
     u32 first[121];  // first partial sum of each tensor, and the end of the last
 };
 
@@ -88,9 +93,9 @@ struct Tensors {
 // coefficient of `clip_coefficient`. One block of 256 threads, a warp for a tensor; the group's sum
 // over the tensors is in order. `carried` is the sum so far if the tensors come in several calls.
 extern "C" __global__ void __launch_bounds__(256, 1)
-    norms(Span<const double> partials, Span<double> carried, Span<double> row, Span<float> clip,
-          const __grid_constant__ Tensors of) {
-    locate(partials, carried, row, clip);
+    norms(Span<const double> partials, Span<const double> numbers, Span<double> carried,
+          Span<double> row, Span<float> clip, const __grid_constant__ Tensors of) {
+    locate(partials, numbers, carried, row, clip);
     __shared__ double square[120];
     __shared__ u32 flags[120];
     for (u32 tensor = threadIdx.x / 32; tensor < of.count; tensor += blockDim.x / 32) {
@@ -124,7 +129,8 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     row[0] = norm;
     row[1] += norm;
     row[5] += 1.0;
-    float coefficient = of.norm_max / ((float)norm + 1e-6f);
+    float norm_max = (float)numbers[CLIP_NORM] * of.norm_factor;
+    float coefficient = norm_max / ((float)norm + 1e-6f);
     clip[0] = coefficient > 1.0f ? 1.0f : coefficient;
 }
 
@@ -149,34 +155,23 @@ extern "C" __global__ void __launch_bounds__(32)
     if (first() == 0) coefficient[0] = 1.0f;
 }
 
-struct Sgd {
-    float lr;
-    float momentum;
-    float decay;
-    Ranges ranges;
-};
-
 extern "C" __global__ void __launch_bounds__(256)
-    sgd(Span<const float> gradient, Span<const float> clip, Span<float> values,
-        Span<float> momentum, const __grid_constant__ Sgd of) {
-    locate(gradient, clip, values, momentum);
-    float factor = clip[0];
-    Part part = part_of(of.ranges, CHUNK);
+    sgd(Span<const float> gradient, Span<const float> clip, Span<const double> numbers,
+        Span<float> values, Span<float> momentum, const __grid_constant__ Ranges ranges) {
+    locate(gradient, clip, numbers, values, momentum);
+    float factor = clip[0], rate = (float)numbers[RATE];
+    float keep = (float)numbers[SGD_MOMENTUM], decay = (float)numbers[SGD_DECAY];
+    Part part = part_of(ranges, CHUNK);
     Four g(gradient, part), p({values.data, values.len}, part);
     Four b({momentum.data, momentum.len}, part);
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
-        b.v[k] = of.momentum * b.v[k] + (factor * g.v[k] + of.decay * p.v[k]);
-        p.v[k] = p.v[k] - of.lr * b.v[k];
+        b.v[k] = keep * b.v[k] + (factor * g.v[k] + decay * p.v[k]);
+        p.v[k] = p.v[k] - rate * b.v[k];
     }
     write(b, momentum, part);
     write(p, values, part);
 }
-
-struct Decays {
-    double betas[2];
-    double lr;
-};
 
 // xⁿ by squares, n > 0. Its rounding errors beyond `pow`'s disappear when the result becomes an
 // f32.
@@ -192,37 +187,33 @@ __device__ double power(double x, i64 n) {
 // Counts a step of Adam, and finds its rate and root (`AdamStep`), which are the same for all
 // elements.
 extern "C" __global__ void __launch_bounds__(32)
-    adam_begin(Span<i64> steps, Span<float> corrections, Decays of) {
-    locate(steps, corrections);
+    adam_begin(Span<const double> numbers, Span<i64> steps, Span<float> corrections) {
+    locate(numbers, steps, corrections);
     if (first() != 0) return;
     i64 step = steps[0] + 1;
     steps[0] = step;
-    corrections[0] = (float)(of.lr / (1.0 - power(of.betas[0], step)));
-    corrections[1] = (float)sqrt(1.0 - power(of.betas[1], step));
+    corrections[0] = (float)(numbers[RATE] / (1.0 - power(numbers[ADAM_BETA1], step)));
+    corrections[1] = (float)sqrt(1.0 - power(numbers[ADAM_BETA2], step));
 }
 
-struct Adam {
-    float decay;
-    float shares[2];
-    float eps;
-    Ranges ranges;
-};
-
 extern "C" __global__ void __launch_bounds__(256)
-    adam(Span<const float> gradient, Span<const float> clip, Span<const float> corrections,
-         Span<float> values, Span<float> average, Span<float> square,
-         const __grid_constant__ Adam of) {
-    locate(gradient, clip, corrections, values, average, square);
+    adam(Span<const float> gradient, Span<const float> clip, Span<const double> numbers,
+         Span<const float> corrections, Span<float> values, Span<float> average,
+         Span<float> square, const __grid_constant__ Ranges ranges) {
+    locate(gradient, clip, numbers, corrections, values, average, square);
     float factor = clip[0], rate = corrections[0], root = corrections[1];
-    Part part = part_of(of.ranges, CHUNK);
+    double first = numbers[ADAM_BETA1], second = numbers[ADAM_BETA2];
+    float share1 = (float)(1.0 - first), share2 = (float)(1.0 - second);
+    float decay = (float)second, eps = (float)numbers[ADAM_EPS];
+    Part part = part_of(ranges, CHUNK);
     Four gradients(gradient, part), p({values.data, values.len}, part);
     Four m({average.data, average.len}, part), v({square.data, square.len}, part);
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
         float g = factor * gradients.v[k];
-        m.v[k] += of.shares[0] * (g - m.v[k]);
-        v.v[k] = of.decay * v.v[k] + of.shares[1] * g * g;
-        p.v[k] -= rate * (m.v[k] / (sqrtf(v.v[k]) / root + of.eps));
+        m.v[k] += share1 * (g - m.v[k]);
+        v.v[k] = decay * v.v[k] + share2 * g * g;
+        p.v[k] -= rate * (m.v[k] / (sqrtf(v.v[k]) / root + eps));
     }
     write(m, average, part);
     write(v, square, part);

@@ -11,23 +11,25 @@ use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
-use crate::graph::Optimiser;
-use crate::kernels::optim::{AdamConfig, AdamStep, SgdConfig};
+use crate::graph::OptimiserKind;
 use crate::ops::OptimOp;
 
 pub(super) static SOURCE: KernelSource = source!("optim.cu");
 
 const SUMS: Operand = Operand::read::<f64>();
+const NUMBERS: Operand = Operand::read::<f64>();
 const METRICS: Operand = Operand::write::<f64>();
 const STEPS: Operand = Operand::write::<i64>();
 
 static SQUARES: Kernel = kernel::<Ranges>(&SOURCE, "squares", &[READ, METRICS]);
-static NORMS: Kernel = kernel::<TensorValues>(&SOURCE, "norms", &[SUMS, METRICS, METRICS, WRITE]);
+static NORMS: Kernel =
+    kernel::<TensorValues>(&SOURCE, "norms", &[SUMS, NUMBERS, METRICS, METRICS, WRITE]);
 static CLIP: Kernel = kernel::<Ranges>(&SOURCE, "clip", &[WRITE, READ]);
 static CLIPPED: Kernel = kernel::<()>(&SOURCE, "clipped", &[WRITE]);
-static SGD: Kernel = kernel::<Sgd>(&SOURCE, "sgd", &[READ, READ, WRITE, WRITE]);
-static ADAM_BEGIN: Kernel = kernel::<Decays>(&SOURCE, "adam_begin", &[STEPS, WRITE]);
-static ADAM: Kernel = kernel::<Adam>(&SOURCE, "adam", &[READ, READ, READ, WRITE, WRITE, WRITE]);
+static SGD: Kernel = kernel::<Ranges>(&SOURCE, "sgd", &[READ, READ, NUMBERS, WRITE, WRITE]);
+static ADAM_BEGIN: Kernel = kernel::<()>(&SOURCE, "adam_begin", &[NUMBERS, STEPS, WRITE]);
+static ADAM: Kernel =
+    kernel::<Ranges>(&SOURCE, "adam", &[READ, READ, NUMBERS, READ, WRITE, WRITE, WRITE]);
 
 const THREADS: u32 = 256;
 
@@ -53,33 +55,8 @@ struct TensorValues {
     count: u32,
     begins: u32,
     ends: u32,
-    norm_max: f32,
+    norm_factor: f32,
     first: [u32; RANGES + 1],
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Sgd {
-    lr: f32,
-    momentum: f32,
-    decay: f32,
-    ranges: Ranges,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Decays {
-    betas: [f64; 2],
-    lr: f64,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Pod, Zeroable)]
-struct Adam {
-    decay: f32,
-    shares: [f32; 2],
-    eps: f32,
-    ranges: Ranges,
 }
 
 /// Chunks of a range.
@@ -107,37 +84,33 @@ pub(super) fn scratch(op: &OptimOp) -> usize {
         OptimOp::Measure { tensors, .. } => {
             2 + 2 * tensors.iter().map(|tensor| chunks(tensor, SUM_CHUNK)).sum::<usize>()
         }
-        OptimOp::Clip { .. } | OptimOp::Update { optimiser: Optimiser::Sgd(_), .. } => 0,
-        OptimOp::Update { optimiser: Optimiser::Adam(_), .. } => 2,
+        OptimOp::Clip { .. } | OptimOp::Update { optimiser: OptimiserKind::Sgd, .. } => 0,
+        OptimOp::Update { optimiser: OptimiserKind::Adam, .. } => 2,
     }
 }
 
 pub(super) fn emit(op: &OptimOp) -> Emission {
     match op {
-        OptimOp::Measure { tensors, norm_max, .. } => measure(tensors, *norm_max),
+        OptimOp::Measure { tensors, norm_factor, .. } => measure(tensors, *norm_factor),
         OptimOp::Clip { tensors, .. } => {
             let clip = tables(tensors, CHUNK).map(|(table, blocks)| {
                 emitted(Call::new(&CLIP, blocks, THREADS), &[write(0), write(1)], table)
             });
             clip.chain([plain(Call::new(&CLIPPED, 1, 32), &[write(1)])]).collect()
         }
-        OptimOp::Update { optimiser: Optimiser::Sgd(config), runs, .. } => {
-            let SgdConfig { lr, momentum, weight_decay: decay, clip_norm: _ } = *config;
+        OptimOp::Update { optimiser: OptimiserKind::Sgd, runs, .. } => {
+            let operands = [read(0), read(1), read(2), write(0), write(1)];
             let step = tables(runs, CHUNK).map(|(ranges, blocks)| {
-                let call = Call::new(&SGD, blocks, THREADS);
-                let values = Sgd { lr, momentum, decay, ranges };
-                emitted(call, &[read(0), read(1), write(0), write(1)], values)
+                emitted(Call::new(&SGD, blocks, THREADS), &operands, ranges)
             });
             step.collect()
         }
-        OptimOp::Update { optimiser: Optimiser::Adam(config), runs, len } => {
-            adam(config, runs, *len)
-        }
+        OptimOp::Update { optimiser: OptimiserKind::Adam, runs, len } => adam(runs, *len),
     }
 }
 
 /// The squares of all chunks, then the norms of the tensors, in order.
-fn measure(tensors: &[Range<usize>], norm_max: f32) -> Emission {
+fn measure(tensors: &[Range<usize>], norm_factor: f32) -> Emission {
     let mut calls = Emission::new();
     let mut before = 0;
     for (table, blocks) in tables(tensors, SUM_CHUNK) {
@@ -156,7 +129,7 @@ fn measure(tensors: &[Range<usize>], norm_max: f32) -> Emission {
             count: some.len() as u32,
             begins,
             ends,
-            norm_max,
+            norm_factor,
             ..TensorValues::zeroed()
         };
         of.first[0] = first;
@@ -164,26 +137,22 @@ fn measure(tensors: &[Range<usize>], norm_max: f32) -> Emission {
             first += chunks(tensor, SUM_CHUNK) as u32;
             *to = first;
         }
-        let operands = [sums, carried, write(0), write(1)];
+        let operands = [sums, read(1), carried, write(0), write(1)];
         calls.push(emitted(Call::new(&NORMS, 1, THREADS), &operands, of));
     }
     calls
 }
 
 /// The step's count and corrections, then the step.
-fn adam(config: &AdamConfig, runs: &[Range<usize>], len: usize) -> Emission {
-    let AdamConfig { betas, lr, .. } = *config;
-    // The values that depend neither on the clip coefficient nor on the count.
-    let AdamStep { decay, shares, eps, .. } = AdamStep::new(config, 1.0, 1);
-    let decays = Decays { betas, lr: lr.into() };
+fn adam(runs: &[Range<usize>], len: usize) -> Emission {
     let corrections = write(3).part(0, 2);
     let (average, square) = (write(1).part(0, len), write(1).part(len, len));
-    let operands = [read(0), read(1), corrections, write(0), average, square];
-    let mut calls: Emission =
-        smallvec![emitted(Call::new(&ADAM_BEGIN, 1, 32), &[write(2), corrections], decays)];
-    calls.extend(tables(runs, CHUNK).map(|(ranges, blocks)| {
-        let values = Adam { decay, shares, eps, ranges };
-        emitted(Call::new(&ADAM, blocks, THREADS), &operands, values)
-    }));
+    let operands = [read(0), read(1), read(2), corrections, write(0), average, square];
+    let begin = [read(2), write(2), corrections];
+    let mut calls: Emission = smallvec![plain(Call::new(&ADAM_BEGIN, 1, 32), &begin)];
+    calls.extend(
+        tables(runs, CHUNK)
+            .map(|(ranges, blocks)| emitted(Call::new(&ADAM, blocks, THREADS), &operands, ranges)),
+    );
     calls
 }

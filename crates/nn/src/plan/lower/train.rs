@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meristem_device::DType;
 
-use crate::graph::{GroupId, NodeId, NodeOp};
+use crate::graph::{GroupId, HYPERPARAMETERS, NodeId, NodeOp};
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
 use crate::metrics;
@@ -103,20 +103,28 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
             b.fixed(SpaceSpan::new(Space::Counters(id), DType::I64, step, 1))
         });
         let (len, runs) = (size.values, joined(&tensors(b, group)));
-        let op = OptimOp::Update { len, optimiser: b.graph.groups[group].optimiser, runs };
-        b.emit(op, &[gradient, clip], &[values, moments, steps]);
+        let (optimiser, numbers) =
+            (b.graph.groups[group].optimiser.kind(), hyperparameters(b, group));
+        let op = OptimOp::Update { len, optimiser, runs };
+        b.emit(op, &[gradient, clip, numbers], &[values, moments, steps]);
     }
 }
 
 /// Emits norm and clip coefficient of a group; returns the coefficient.
 fn measure(b: &mut PlanBuilder<'_>, group: usize, gradient: ValueId) -> ValueId {
     let len = b.layout.groups[group].values;
-    let norm_max = b.graph.groups[group].optimiser.clip_norm();
-    let op = OptimOp::Measure { len, tensors: tensors(b, group), norm_max };
+    let op = OptimOp::Measure { len, tensors: tensors(b, group), norm_factor: 1.0 };
+    let numbers = hyperparameters(b, group);
     let (row, coefficient) = (b.fixed(metrics::group_span(group)), b.arena(1));
     b.keep([coefficient]);
-    b.emit(op, &[gradient], &[row, coefficient]);
+    b.emit(op, &[gradient, numbers], &[row, coefficient]);
     coefficient
+}
+
+/// The numbers of a group's optimiser.
+fn hyperparameters(b: &mut PlanBuilder<'_>, group: usize) -> ValueId {
+    let start = group * HYPERPARAMETERS;
+    b.fixed(SpaceSpan::new(Space::Hyperparameters, DType::F64, start, HYPERPARAMETERS))
 }
 
 /// Emits copies to the caller's memory: of the output, or of the draws from it, then of every

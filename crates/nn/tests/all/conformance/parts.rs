@@ -21,6 +21,7 @@ use meristem_nn::ops::{ElementwiseOp, LstmOp, NormOp, OpBackend, OptimOp, PlanTa
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
 use super::chain_cases;
+use super::training::numbers;
 
 /// Several parts with a smaller last part; whole and partial blocks of images.
 fn products() -> Vec<ConvProduct> {
@@ -111,11 +112,15 @@ fn of_many_elements() -> Vec<Case> {
     let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
     let optimiser = Optimiser::Adam(adam);
     let runs = vec![third.clone(), rest.clone()];
-    let moments = Data::F32(vec![0.25; optimiser.moments() * len]);
+    let numbers = numbers(optimiser);
+    let moments = Data::F32(vec![0.25; optimiser.kind().moments() * len]);
     vec![
         case(ElementwiseOp::Fill { len, value: 0.5 }, 0, 0.0),
-        case(OptimOp::Measure { len, tensors: runs.clone(), norm_max: 1.0 }, 0, 0.0),
-        case(OptimOp::Update { len, optimiser, runs }, 0, 0.0).writing(1, moments),
+        case(OptimOp::Measure { len, tensors: runs.clone(), norm_factor: 1.0 }, 0, 0.0)
+            .reading(1, numbers.clone()),
+        case(OptimOp::Update { len, optimiser: optimiser.kind(), runs }, 0, 0.0)
+            .reading(2, numbers)
+            .writing(1, moments),
     ]
 }
 

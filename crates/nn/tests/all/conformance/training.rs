@@ -2,7 +2,7 @@
 
 use meristem_device::DType;
 use meristem_nn::MetricsLayout;
-use meristem_nn::graph::{AdamConfig, Optimiser, SgdConfig};
+use meristem_nn::graph::{AdamConfig, Optimiser, OptimiserKind, SgdConfig};
 use meristem_nn::kernels::loss::ElementLoss;
 use meristem_nn::ops::loss::{BatchLoss, LossFormula};
 use meristem_nn::ops::{LossOp, OptimOp, Spec, StateOp};
@@ -122,6 +122,11 @@ pub(super) fn loss_cases() -> Vec<Case> {
     cases
 }
 
+/// Numbers of an optimiser in device memory.
+pub(super) fn numbers(of: Optimiser) -> Data {
+    Data::F64(of.hyperparameters().to_vec())
+}
+
 /// Groups with more tensors than a GPU takes in one call, with empty tensors and tensors larger
 /// than a block; very small and very large norms. Sums are f64 throughout.
 pub(super) fn group_cases() -> Vec<Case> {
@@ -143,15 +148,23 @@ pub(super) fn group_cases() -> Vec<Case> {
         });
         let gradient = Data::F32(gradient.collect());
         let row = Data::F64(vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
-        let measure = OptimOp::Measure { len, tensors: tensors.clone(), norm_max: 0.5 };
+        let measure = OptimOp::Measure { len, tensors: tensors.clone(), norm_factor: 0.5 };
         // The norm is below 500; it and the coefficient are rounded once or twice.
-        cases.push(case(measure, 2, 1.0).reading(0, gradient).writing(0, row));
+        cases.push(
+            case(measure, 2, 1.0)
+                .reading(0, gradient)
+                .reading(1, numbers(sgd.into()))
+                .writing(0, row),
+        );
         cases.push(case(OptimOp::Clip { len, tensors: tensors.clone() }, 1, 0.0));
-        let update = |optimiser| OptimOp::Update { len, optimiser, runs: tensors.clone() };
-        cases.push(case(update(sgd.into()), 5, 2.0));
+        let update = |of: Optimiser| {
+            let op = OptimOp::Update { len, optimiser: of.kind(), runs: tensors.clone() };
+            case(op, if of == sgd.into() { 5 } else { 2 }, 2.0).reading(2, numbers(of))
+        };
+        cases.push(update(sgd.into()));
         let squares = Data::F32((0..2 * len).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect());
         for steps in [0, 1, 1_000_000] {
-            let step = case(update(Optimiser::Adam(adam)), 2, 2.0).writing(1, squares.clone());
+            let step = update(adam.into()).writing(1, squares.clone());
             cases.push(step.writing(2, Data::I64(vec![steps])));
         }
     }
@@ -164,6 +177,7 @@ pub(super) fn training_cases() -> Vec<Case> {
     let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
     let (len, tensors) = (48, vec![0..20, 32..41]);
     let squares = Data::F32((0..96).map(|i| 0.5 + i as f32 / 96.0).collect());
+    let update = |optimiser| OptimOp::Update { len, optimiser, runs: tensors.clone() };
     // The count of steps, which determines the positions in the ring.
     let counts = Data::F64(vec![1.0, 2.0, 3.0, 4.0]);
     vec![
@@ -172,13 +186,15 @@ pub(super) fn training_cases() -> Vec<Case> {
         // Squares of differences of two losses, with the errors of both.
         case(LossOp::Evaluate { of, rows: vec![1, 2] }, 40 * FUNCTION, 16.0),
         case(
-            OptimOp::Measure { len, tensors: tensors.clone(), norm_max: 0.5 },
+            OptimOp::Measure { len, tensors: tensors.clone(), norm_factor: 0.5 },
             30, // Sums are f64; the coefficient is one division.
             1.0,
-        ),
+        )
+        .reading(1, numbers(sgd.into())),
         case(OptimOp::Clip { len, tensors: tensors.clone() }, 1, 1.0),
-        case(OptimOp::Update { len, optimiser: sgd.into(), runs: tensors.clone() }, 5, 2.0),
-        case(OptimOp::Update { len, optimiser: Optimiser::Adam(adam), runs: tensors }, 8, 2.0)
+        case(update(OptimiserKind::Sgd), 5, 2.0).reading(2, numbers(sgd.into())),
+        case(update(OptimiserKind::Adam), 8, 2.0)
+            .reading(2, numbers(adam.into()))
             .writing(1, squares),
     ]
 }

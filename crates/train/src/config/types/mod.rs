@@ -9,6 +9,7 @@ mod choice;
 mod class_weights;
 mod controller;
 mod exchange;
+mod members;
 mod normalize;
 mod policy_start;
 mod task;
@@ -20,6 +21,7 @@ pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Tel
 pub use self::class_weights::ClassWeights;
 pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
+pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
 pub use self::policy_start::PolicyStart;
 pub use self::task::{LossKind, TaskKind};

@@ -37,6 +37,10 @@ pub struct RunStarted {
     pub host_parameters: usize,
     /// Number of envs.
     pub envs: usize,
+    /// Settings of each member, such as `lr=0.1; host=baseline`; omitted if all envs have the
+    /// settings of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<String>,
     /// Number of rounds.
     pub rounds: usize,
     /// Steps per episode.

@@ -14,6 +14,10 @@ use crate::record::recorded::Recorded;
 pub struct EnvSummary {
     /// Number of the env.
     pub env: usize,
+    /// Settings of the env's member, such as `lr=0.1; host=baseline`; absent if all envs have the
+    /// settings of the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member: Option<String>,
     /// Mean training loss over the last step; null if it was not finite and the env was rolled
     /// back.
     #[serde(deserialize_with = "null_as_nan")]

@@ -2,6 +2,7 @@
 
 mod cost;
 mod episode;
+mod leaderboard;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::cost::HotTotals;
 pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnerMemory};
 pub use self::episode::{EnvSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary};
+pub use self::leaderboard::{Place, Spread};
 use crate::config::TrainConfig;
 use crate::config::types::{Normalize, TaskKind};
 use crate::input_file::InputFile;

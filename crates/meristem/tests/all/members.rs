@@ -1,0 +1,131 @@
+//! Runs whose envs have different settings (P1, P2).
+
+use crate::common::Meristem;
+use crate::common::runs::{outcome, with_images};
+use crate::resume::{Moment, killed_at};
+
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --steps 6 --batch 32 \
+                   --controller random --quiet";
+
+/// Weights of the envs of a run.
+fn weights(m: &Meristem, run: &str) -> Vec<Vec<u8>> {
+    outcome(m, run).weights
+}
+
+/// The fleet of members that are alike has the bits of the fleet without members.
+#[test]
+fn members_that_are_alike_are_the_usual_fleet() {
+    let m = with_images();
+    m.ok(&format!("{RUN} --run-dir usual --envs 2 --lr 0.05"));
+    m.ok(&format!("{RUN} --run-dir alike --members lr=0.05,0.05"));
+    m.ok(&format!("{RUN} --run-dir two --envs 2 --members lr=0.05"));
+    assert_eq!(weights(&m, "alike"), weights(&m, "usual"));
+    assert_eq!(weights(&m, "two"), weights(&m, "usual"));
+}
+
+/// Each env has the bits of the env with its number in a run whose settings are the member's.
+#[test]
+fn each_env_trains_as_in_a_run_with_its_settings() {
+    let m = with_images();
+    let axes = "--members host=cnn:channels=2|cnn:channels=3,blocks=2 \
+                --members lr=0.1,0.01 --members lr-schedule=cosine,constant";
+    m.ok(&format!("{RUN} --run-dir fleet {axes}"));
+    let fleet = weights(&m, "fleet");
+    assert_eq!(fleet.len(), 8);
+    for (env, host, lr, schedule) in [
+        (0, "cnn:channels=2", 0.1, "cosine"),
+        (3, "cnn:channels=2", 0.01, "constant"),
+        (5, "cnn:channels=3,blocks=2", 0.1, "constant"),
+        (6, "cnn:channels=3,blocks=2", 0.01, "cosine"),
+    ] {
+        let run = format!("alone-{env}");
+        let settings = format!("--host {host} --lr {lr} --lr-schedule {schedule}");
+        m.ok(&format!("{RUN} --run-dir {run} --envs 8 {settings}"));
+        assert_eq!(weights(&m, &run)[env], fleet[env], "env {env}");
+    }
+    let others = [
+        ("momentum", "0.5"),
+        ("weight-decay", "0.1"),
+        ("clip-norm", "0.1"),
+        ("label-smoothing", "0.2"),
+        ("lr-warmup", "3"),
+        ("max-parameters", "1000"),
+    ];
+    let axes: String =
+        others.iter().map(|(key, value)| format!(r#",{{"{key}":"{value}"}}"#)).collect();
+    std::fs::write(m.path("c.json"), format!(r#"{{"members": [{{"lr": 0.02}}{axes}]}}"#)).unwrap();
+    m.ok(&format!("{RUN} --run-dir others --config c.json"));
+    let fleet = weights(&m, "others");
+    for (env, (key, value)) in others.iter().enumerate() {
+        m.ok(&format!("{RUN} --run-dir {key} --envs 7 --{key} {value}"));
+        assert_eq!(weights(&m, key)[env + 1], fleet[env + 1], "{key}");
+    }
+}
+
+#[test]
+fn a_killed_run_resumes_to_the_same_bits_with_any_number_of_workers() {
+    let m = with_images();
+    let run = format!(
+        "{RUN} --rounds 2 --checkpoint-every 2 --members lr=0.1,0.01 \
+         --members host=cnn:channels=2|cnn:channels=3,blocks=2"
+    );
+    m.ok(&format!("{run} --run-dir whole"));
+    let whole = outcome(&m, "whole");
+    let lines = whole.events.len();
+    for (attempt, share) in [(0, 3), (1, 5), (2, 8)] {
+        let name = format!("run-{attempt}");
+        let start = format!("{run} --run-dir {name}");
+        assert!(killed_at(&m, &start, &name, Moment::Events(lines * share / 10)));
+        m.ok(&format!("train --resume {name} --quiet --threads {}", attempt + 1));
+        assert_eq!(outcome(&m, &name).weights, whole.weights);
+    }
+    m.fails("train --resume run-0 --members lr=0.1", 2, &["--members"]);
+}
+
+/// Members are in the summary, in the first event, in the order of their scores at the end, and
+/// weights files can be used as usual.
+#[test]
+fn results_name_the_members_and_order_them() {
+    let m = with_images();
+    let run = "train --dataset arrays --data-root images.safetensors --controller none --steps 4 \
+               --batch 32 --control-split 0.2 --envs 4 --run-dir run";
+    let said = m.ok(&format!("{run} --members lr=0.00001,0.1"));
+    let board: Vec<&str> = said.stdout.lines().filter(|line| line.contains("lr=")).collect();
+    assert!(board.len() == 2 && board[0].contains("lr=0.1") && board[0].contains('±'), "{board:?}");
+    let summary = m.json("run/summary.json");
+    let members = summary["envs"].as_array().unwrap().iter();
+    let members: Vec<&str> = members.map(|env| env["member"].as_str().unwrap()).collect();
+    assert_eq!(members, ["lr=0.00001", "lr=0.1", "lr=0.00001", "lr=0.1"]);
+    assert_eq!(m.events("run")[0]["members"].as_array().unwrap().len(), 2);
+    assert!(m.ok("runs run").stdout.contains("lr=0.1"));
+    m.ok("eval --weights run/weights/env-1.safetensors --dataset arrays --data-root \
+          images.safetensors");
+    m.ok("runs verify run");
+    // The folder's settings begin the same run.
+    m.ok("train --config run/config.toml --run-dir again --quiet");
+    assert_eq!(weights(&m, "again"), weights(&m, "run"));
+}
+
+#[test]
+fn wrong_members_are_errors_that_leave_no_folder() {
+    let m = with_images();
+    for (members, words) in [
+        ("lr", &["KEY=VALUES"][..]),
+        ("lr=a", &["`lr`", "number"]),
+        ("lr=-1", &["`lr`: got -1 in member 0", "expected 0"]),
+        ("lr=0.1,1e9", &["in member 1"]),
+        ("lrr=1", &["did you mean `lr`?"]),
+        ("steps=3,4", &["belongs to the run", "momentum"]),
+        ("host=baselin", &["did you mean `baseline`?"]),
+        ("host=mlp:8,8|cnn:channels=2", &["host"]),
+    ] {
+        m.fails(&format!("{RUN} --run-dir run --members {members}"), 2, words);
+        assert!(!m.path("run").exists(), "{members}");
+    }
+    let odd = format!("{RUN} --run-dir run --members lr=0.1,0.2 --envs 3");
+    m.fails(&odd, 2, &["`envs`: got 3", "a multiple of 2"]);
+    let learned = "train --controller ppo --steps 2 --rounds 1 --run-dir run --members \
+                   host=cnn:channels=2,blocks=2|cnn:channels=2";
+    m.fails(learned, 2, &["`members`", "the same slots"]);
+    assert!(!m.path("run").exists());
+}
