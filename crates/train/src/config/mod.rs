@@ -57,6 +57,9 @@ impl TrainConfig {
         if flags.data_parallel.or(file.data_parallel).unwrap_or(false) {
             config.envs = 1;
         }
+        if let Some(folds) = flags.folds.or(file.folds).flatten() {
+            config.envs = folds;
+        }
         config.apply(file);
         config.apply(flags);
         config.preset = preset;
@@ -85,12 +88,20 @@ impl TrainConfig {
         validate::together(self)
     }
 
-    /// The share of the control split: as set, else the one that the controller needs.
+    /// The share of the control split: one fold; or as set, else the one that the controller needs.
     pub fn control_share(&self) -> f64 {
+        if let Some(folds) = self.folds {
+            return 1.0 / folds as f64;
+        }
         self.control_split.unwrap_or(match self.controller {
             ControllerKind::None => 0.0,
             _ => table::CONTROL_SHARE,
         })
+    }
+
+    /// Whether each env has a part of the samples of its own.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.folds.is_some() || self.bootstrap || self.train_share < 1.0
     }
 
     /// The slots that may grow: as set, else the first row of slots of a host of the family `cnn`,
@@ -234,7 +245,7 @@ impl TrainConfig {
         written.trace = None;
         written.name = Some(self.run_name());
         written.slots = Some(self.slots());
-        written.control_split = Some(self.control_share());
+        written.control_split = self.folds.is_none().then(|| self.control_share());
         if self.controller != ControllerKind::Ppo {
             written.policy.get_or_insert(PolicyStart::New);
         }

@@ -36,7 +36,8 @@ pub(crate) fn report(
     let mut summaries = vec![];
     for (nth, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
         let twin = twins.get(nth).map(|twin| summarise_twin(twin, &judged));
-        summaries.push(EnvSummary { twin, ..summarise(env, metrics, &judged) });
+        let part = resources.parts.get(env.index).cloned();
+        summaries.push(EnvSummary { twin, part, ..summarise(env, metrics, &judged) });
     }
     Ok(summaries)
 }
@@ -56,6 +57,7 @@ fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
     let test = grown.evaluation(env.configurations());
     EnvSummary {
         env: env.index,
+        part: None,
         train_loss,
         train_score,
         control_loss: grown.control_loss(),
