@@ -32,6 +32,7 @@
 //! - `normalization`, `augment`: transformations of a pixel and of an image in the gather;
 //! - `dataset`, [`cache`], `spool`: the copy on a device, shared by the process, or streamed;
 //! - [`order`]: the order of samples;
+//! - [`parts`]: the samples that each env trains on and holds out;
 //! - `gather`: batches;
 //! - `verify`, `import`: checks of a whole dataset, and conversion.
 #![forbid(unsafe_code)]
@@ -39,6 +40,7 @@
 pub mod cache;
 pub mod notes;
 pub mod order;
+pub mod parts;
 pub mod path_text;
 
 mod augment;
@@ -59,6 +61,7 @@ pub use error::{Error, Mismatch, Result};
 pub use gather::{Batch, GatherBatches, GatherConfig};
 pub use import::{ImportReport, import_cifar10};
 pub use normalization::Normalization;
+pub use parts::Subset;
 pub use shape::{InputKind, SampleShape, StoredType};
 pub use source::table_rules::{MissingValues, TableOptions, TableRules};
 pub use source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Source, Split};

@@ -24,6 +24,11 @@
 //!    as many batches as the group with the fewest, and at most `max_batches`.
 //! 7. In a partial last batch the envs without samples are left out. They must be the last envs;
 //!    otherwise the order is refused with [`Error::Hole`].
+//! 8. Envs may have different parts of the dataset ([`OrderConfig::parts`]). Then `len` is the
+//!    length of an env's part, and a place of a permutation is a place in that part. With `Dealt`
+//!    a device has one group for each part. Every group has its own number of batches, and an epoch
+//!    has as many as the group with the most. In each batch the envs without samples are left out,
+//!    whichever they are.
 //!
 //! So with `Full` an env's order depends only on seed, device and its rank on the device, and with
 //! one env on each device both modes are the same.
@@ -90,11 +95,22 @@ impl FromStr for EpochMode {
     }
 }
 
+/// The part of the dataset that an env gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OrderPart {
+    /// Equal for envs with the same samples.
+    pub number: usize,
+    /// Number of samples; a sample that occurs twice counts twice.
+    pub len: usize,
+}
+
 /// Parameters of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderConfig {
     /// Samples in the dataset (or in the subset that is served).
     pub len: usize,
+    /// The part of each env, in env order; `None` if all envs have the same `len` samples.
+    pub parts: Option<Vec<OrderPart>>,
     /// Samples an env gets in a full batch, at least 1.
     pub batch_per_env: usize,
     /// The device of each env, in env order.
@@ -121,12 +137,23 @@ struct Group {
     step: usize,
     /// Number of envs.
     envs: usize,
+    /// Samples of the envs.
+    part: OrderPart,
+    /// Batches in an epoch.
+    batches: usize,
+}
+
+impl Group {
+    /// Batches of an epoch of all samples.
+    fn batches_of_all(&self, drop_last: bool) -> usize {
+        let partial = !drop_last && !self.part.len.is_multiple_of(self.step);
+        self.part.len / self.step + usize::from(partial)
+    }
 }
 
 /// A validated [`OrderConfig`]: the part of a permutation that each env gets in each batch.
 #[derive(Clone, Debug)]
 pub struct EpochOrder {
-    len: usize,
     seed: u64,
     shuffle: bool,
     batches: usize,
@@ -139,40 +166,47 @@ impl EpochOrder {
     /// Checks `config`. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a zero batch, no envs, a zero `max_batches`, more than 2^32 − 1
-    /// samples; [`Error::Hole`] if the epoch's last batch would leave a hole.
+    /// [`Error::Argument`] for a zero batch, no envs, another number of parts than envs, a zero
+    /// `max_batches`, more than 2^32 − 1 samples; [`Error::Hole`] if the epoch's last batch would
+    /// leave a hole.
     pub fn new(config: &OrderConfig) -> Result<Self> {
         check(config)?;
         let mut groups: Vec<Group> = vec![];
         let mut envs = vec![];
         let mut envs_on: BTreeMap<DeviceId, u64> = BTreeMap::new();
-        for &device in &config.devices {
+        let whole = OrderPart { number: 0, len: config.len };
+        for (env, &device) in config.devices.iter().enumerate() {
+            let part = config.parts.as_ref().map_or(whole, |parts| parts[env]);
             let on_device = envs_on.entry(device).or_default();
+            let same = |group: &Group| (group.device, group.part) == (device, part);
             let shared = match config.epoch_mode {
-                EpochMode::Dealt => groups.iter().position(|group| group.device == device),
+                EpochMode::Dealt => groups.iter().position(same),
                 EpochMode::Full => None,
             };
             let group = shared.unwrap_or_else(|| {
-                groups.push(Group { device, rank: *on_device, step: 0, envs: 0 });
+                let rank = *on_device;
+                groups.push(Group { device, rank, step: 0, envs: 0, part, batches: 0 });
                 groups.len() - 1
             });
             *on_device += 1;
             envs.push((group, groups[group].envs));
             groups[group].envs += 1;
         }
+        let limit = config.max_batches.unwrap_or(usize::MAX);
         for group in &mut groups {
             group.step = config.batch_per_env.saturating_mul(group.envs);
+            group.batches = group.batches_of_all(config.drop_last).min(limit);
         }
-        let batches_of = |group: &Group| {
-            let full = config.len / group.step;
-            let partial = !config.drop_last && !config.len.is_multiple_of(group.step);
-            full + usize::from(partial)
-        };
-        let batches = groups.iter().map(batches_of).min().unwrap_or(0);
-        let batches = batches.min(config.max_batches.unwrap_or(usize::MAX));
-        let OrderConfig { len, seed, shuffle, .. } = *config;
-        let order = Self { len, seed, shuffle, batches, groups, envs };
-        order.refuse_hole()?;
+        if config.parts.is_none() {
+            let batches = groups.iter().map(|group| group.batches).min().unwrap_or(0);
+            groups.iter_mut().for_each(|group| group.batches = batches);
+        }
+        let batches = groups.iter().map(|group| group.batches).max().unwrap_or(0);
+        let OrderConfig { seed, shuffle, .. } = *config;
+        let order = Self { seed, shuffle, batches, groups, envs };
+        if config.parts.is_none() {
+            order.refuse_hole()?;
+        }
         Ok(order)
     }
 
@@ -197,13 +231,21 @@ impl EpochOrder {
         self.envs[env].0
     }
 
+    /// Entries of a permutation. `permutation` < [`Self::permutations`].
+    pub fn permutation_len(&self, permutation: usize) -> usize {
+        self.groups[permutation].part.len
+    }
+
     /// Range of the env's permutation that `env` gets in `batch`; empty if the env gets no sample.
-    /// `batch` < [`Self::batches`], `env` < [`Self::envs`].
+    /// `env` < [`Self::envs`].
     pub fn part(&self, batch: usize, env: usize) -> Range<usize> {
         let (group, position) = self.envs[env];
-        let Group { step, envs, .. } = self.groups[group];
+        let Group { step, envs, part, batches, .. } = self.groups[group];
+        if batch >= batches {
+            return 0..0;
+        }
         let start = batch * step;
-        let count = step.min(self.len - start);
+        let count = step.min(part.len - start);
         let (each, longer) = (count / envs, count % envs);
         let first = start + position * each + position.min(longer);
         first..first + each + usize::from(position < longer)
@@ -214,7 +256,7 @@ impl EpochOrder {
         if self.batches == 0 {
             return 0;
         }
-        // No batch is larger than the first.
+        // No batch of an env is larger than its first.
         (0..self.envs()).map(|env| self.part(0, env).len()).max().unwrap_or(0)
     }
 
@@ -223,8 +265,8 @@ impl EpochOrder {
         (0..self.batches).map(|batch| self.part(batch, env).len()).sum()
     }
 
-    /// Writes the permutation with number `permutation` of `epoch` to `indices`, which has `len`
-    /// entries. `permutation` < [`Self::permutations`].
+    /// Writes the permutation with number `permutation` of `epoch` to `indices`, which has
+    /// [`Self::permutation_len`] entries. `permutation` < [`Self::permutations`].
     pub fn permutation_into(&self, permutation: usize, epoch: u64, indices: &mut [u32]) {
         (0..).zip(indices.iter_mut()).for_each(|(place, index)| *index = place);
         if self.shuffle {
@@ -272,12 +314,18 @@ fn check(config: &OrderConfig) -> Result<()> {
         let remedy = "name one device for each env, such as `cpu,cpu`";
         return wrong("devices", "one device for each env, at least one", "none".into(), remedy);
     }
+    if let Some(parts) = config.parts.as_ref().filter(|p| p.len() != config.devices.len()) {
+        let expected = format!("a part for each of the {} envs", config.devices.len());
+        let remedy = "list the samples of every env, or leave the parts out";
+        return wrong("parts", &expected, format!("{} parts", parts.len()), remedy);
+    }
     if config.max_batches == Some(0) {
         return wrong("max_batches", "at least 1", "0".into(), "leave it out for a whole epoch");
     }
-    if u32::try_from(config.len).is_err() {
+    let of_parts = config.parts.iter().flatten().map(|part| part.len);
+    if let Some(len) = of_parts.chain([config.len]).find(|len| u32::try_from(*len).is_err()) {
         let remedy = "indices are 32-bit; serve the dataset in parts";
-        return wrong("len", "at most 4294967295 samples", config.len.to_string(), remedy);
+        return wrong("len", "at most 4294967295 samples", len.to_string(), remedy);
     }
     Ok(())
 }
@@ -292,7 +340,7 @@ pub(crate) fn shuffle(random: &mut ChaCha8Rng, items: &mut [u32]) {
 
 /// An unbiased draw from `0..n`, n >= 1: D. Lemire, "Fast random integer generation in an
 /// interval", 2019 (arXiv 1805.10941).
-fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
+pub(crate) fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
     let mut product = u64::from(random.next_u32()) * u64::from(n);
     if (product as u32) < n {
         let threshold = n.wrapping_neg() % n; // 2^32 mod n
@@ -306,7 +354,7 @@ fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
 /// A complete order: the output of `meristem data plan --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OrderPlan {
-    /// Samples in the dataset.
+    /// Samples in the dataset. An env with a part of it has other indices: places in its part.
     pub len: usize,
     /// Samples an env gets in a full batch.
     pub batch_per_env: usize,
@@ -329,8 +377,8 @@ pub struct OrderPlan {
 pub struct EpochPlan {
     /// Number of the epoch, from 0.
     pub epoch: u64,
-    /// `batches[b][e]`: the sample indices of env e in batch b. A partial last batch lists only
-    /// the envs that have samples.
+    /// `batches[b][e]`: the sample indices of env e in batch b. Envs without samples have an empty
+    /// list, or none if all envs after them have no samples either.
     pub batches: Vec<Vec<Vec<u32>>>,
 }
 
@@ -342,7 +390,9 @@ pub struct EpochPlan {
 pub fn plan(config: &OrderConfig, epochs: u64) -> Result<OrderPlan> {
     let order = EpochOrder::new(config)?;
     let count = order.permutations();
-    let indices = config.len.max(1).saturating_mul(count).saturating_mul(epochs as usize);
+    let lens = || (0..count).map(|permutation| order.permutation_len(permutation));
+    let of_epoch = lens().map(|len| len.max(1)).fold(0, usize::saturating_add);
+    let indices = of_epoch.saturating_mul(epochs as usize);
     if indices > PLAN_INDICES_MAX {
         return Err(Error::Argument {
             operation: "plan",
@@ -354,19 +404,21 @@ pub fn plan(config: &OrderConfig, epochs: u64) -> Result<OrderPlan> {
             remedy: "list fewer epochs or a shorter dataset".into(),
         });
     }
-    let mut permutations = vec![vec![0; config.len]; count];
+    let mut permutations: Vec<Vec<u32>> = lens().map(|len| vec![0; len]).collect();
     let mut listed = vec![];
     for epoch in 0..epochs {
         for (number, permutation) in permutations.iter_mut().enumerate() {
             order.permutation_into(number, epoch, permutation);
         }
-        let samples = |batch, env| {
-            let part: Range<usize> = order.part(batch, env);
-            (!part.is_empty()).then(|| permutations[order.permutation_of(env)][part].to_vec())
+        let samples =
+            |batch, env| permutations[order.permutation_of(env)][order.part(batch, env)].to_vec();
+        let of_batch = |batch| {
+            let mut envs: Vec<_> = (0..order.envs()).map(|env| samples(batch, env)).collect();
+            let present = envs.iter().rposition(|samples| !samples.is_empty());
+            envs.truncate(present.map_or(0, |last| last + 1));
+            envs
         };
-        let batches = (0..order.batches())
-            .map(|batch| (0..order.envs()).map_while(|env| samples(batch, env)).collect())
-            .collect();
+        let batches = (0..order.batches()).map(of_batch).collect();
         listed.push(EpochPlan { epoch, batches });
     }
     let OrderConfig { len, batch_per_env, epoch_mode, seed, shuffle, drop_last, .. } = *config;

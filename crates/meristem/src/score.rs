@@ -3,6 +3,7 @@
 use meristem::nn::ScoreKind;
 use meristem::train::name_scores;
 use meristem::train::reading::Overview;
+use meristem::train::summary::FoldSummary;
 use serde_json::Value;
 
 /// A score where the text around it does not name it, such as `81.2 %` or `R² 0.873`; `–` if it
@@ -29,6 +30,16 @@ pub(crate) fn figure(kind: ScoreKind, score: f64) -> String {
         ScoreKind::Accuracy => format!("{:.1}", 100.0 * score),
         _ => format!("{score:.3}"),
     }
+}
+
+/// Mean and standard deviation over the held-out folds.
+pub(crate) fn folds(kind: ScoreKind, folds: &FoldSummary) -> String {
+    let FoldSummary { count, control_score_mean: mean, control_score_std: std } = folds;
+    let [mean, std] = [mean, std].map(|score| figure(kind, *score));
+    format!(
+        "{count} folds held out: {kind} {mean} ± {std}{} (mean ± standard deviation)",
+        unit(kind)
+    )
 }
 
 /// Unit after a figure.

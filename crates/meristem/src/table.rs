@@ -33,6 +33,7 @@ pub(crate) fn report(summary: &Summary) -> String {
     let mut text = vec![envs(summary).to_string()];
     text.extend(leaderboard(summary).map(|table| table.to_string()));
     text.extend(comparison(summary).map(|table| table.to_string()));
+    text.extend(summary.folds.as_ref().map(|folds| score::folds(summary.task.score(), folds)));
     if summary.status == Status::Interrupted {
         let steps = counted(summary.steps as usize, ["step", "steps"]);
         text.push(format!("stopped at a step boundary after {steps}"));
@@ -103,7 +104,7 @@ fn envs(summary: &Summary) -> Table {
     };
     for env in &summary.envs {
         table.add_row([
-            env.env.to_string(),
+            number(env),
             score::named(kind, env.control_score),
             test(env.test_score),
             parameters(env),
@@ -219,6 +220,12 @@ impl Means {
         let compute = ratio(self.training_flops, bare.training_flops);
         ["difference".into(), points(0), points(1), parameters, compute]
     }
+}
+
+/// Number of an env, with that of the fold that it holds out.
+fn number(env: &EnvSummary) -> String {
+    let fold = env.part.as_ref().and_then(|part| part.fold);
+    fold.map_or(env.env.to_string(), |fold| format!("{}, fold {fold}", env.env))
 }
 
 fn parameters(env: &EnvSummary) -> String {

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use meristem_data::{
     self as data, Augment, DatasetSpec, GatherConfig, InputKind, Normalization, Residency, Split,
-    TableOptions, cache,
+    Subset, TableOptions, cache,
 };
 use meristem_device::{Device, DeviceOptions};
 use meristem_train::dataset_spec;
@@ -239,7 +239,7 @@ impl Gather {
                 shuffle: given.shuffle,
                 drop_last: given.drop_last,
                 seed: given.seed,
-                subset: given.subset.map(Into::into),
+                subset: given.subset.map_or(Subset::All, |list| Subset::Shared(list.into())),
                 augment: Augment {
                     crop_padding: given.crop,
                     flip: given.flip,

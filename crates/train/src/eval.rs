@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use meristem_data::{Batch, DatasetSpec, Residency, Source, Split, cache};
+use meristem_data::{Batch, DatasetSpec, Residency, Source, Split, Subset, cache};
 use meristem_device::{DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions, Precision, Score, ScoreKind};
@@ -176,7 +176,8 @@ impl PreparedEvaluation {
             Network::new(stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
         weights.fill(&mut network)?;
         network.set_alphas(&[host.alphas()])?;
-        let serving = Serving { batch: config.batch, subset: None, normalization: constants };
+        let serving =
+            Serving { batch: config.batch, subset: Subset::All, normalization: constants };
         let served = Served::new(serving, &devices, &datasets)?;
         let logits = config.logits.clone();
         Ok(Self { devices, network, served, normalization, score, logits })

@@ -1,6 +1,7 @@
 //! Task of a run: its loss and score, from the settings and the dataset (T1, T2).
 
 use meristem_data::{Dataset, DatasetInfo, Source, TargetKind};
+use meristem_grow::nearest;
 use meristem_nn::{Loss, Score, ScoreKind, target_squares};
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,8 @@ pub(crate) struct TaskSettings {
     pub(crate) huber_delta: f32,
     pub(crate) label_smoothing: f32,
     pub(crate) class_weights: ClassWeights,
+    /// Names or numbers of the classes that the run is restricted to.
+    pub(crate) classes: Option<Vec<String>>,
 }
 
 /// The task that the targets are for, with its first loss.
@@ -31,6 +34,7 @@ impl Default for TaskSettings {
             huber_delta: 1.0,
             label_smoothing: 0.0,
             class_weights: ClassWeights::None,
+            classes: None,
         }
     }
 }
@@ -38,8 +42,8 @@ impl Default for TaskSettings {
 impl From<&TrainConfig> for TaskSettings {
     fn from(config: &TrainConfig) -> Self {
         let &TrainConfig { task, loss, huber_delta, label_smoothing, .. } = config;
-        let class_weights = config.class_weights.clone();
-        Self { task, loss, huber_delta, label_smoothing, class_weights }
+        let (class_weights, classes) = (config.class_weights.clone(), config.classes.clone());
+        Self { task, loss, huber_delta, label_smoothing, class_weights, classes }
     }
 }
 
@@ -60,6 +64,8 @@ pub(crate) struct Task {
     pub(crate) guessing: f64,
     /// Constants that the targets were standardised with.
     pub(crate) targets: Option<TargetScale>,
+    /// Numbers of the classes that the run is restricted to, ascending; `None` for all.
+    pub(crate) classes: Option<Vec<u32>>,
 }
 
 /// Mean and standard deviation of the training targets for each output of a network: an output
@@ -107,10 +113,12 @@ impl Task {
             ScoreKind::R2 => Score::R2 { variance: 0.0 },
             _ => Score::Accuracy,
         };
+        let classes = classes_of(settings, info, kind)?;
+        let count = classes.as_ref().map_or(info.classes.len(), Vec::len);
         // One class is trained like two.
-        let guessing = (info.classes.len().max(2) as f64).ln();
+        let guessing = (count.max(2) as f64).ln();
         let targets = TargetScale::of(info);
-        Ok(Self { kind, loss, score, test_score: score, guessing, targets })
+        Ok(Self { kind, loss, score, test_score: score, guessing, targets, classes })
     }
 
     /// Measures the variance of the targets, and the loss of guessing. Reads targets other than
@@ -214,6 +222,43 @@ fn loss_of(settings: &TaskSettings, info: &DatasetInfo, kind: TaskKind) -> Resul
         LossKind::Huber => Loss::Huber { delta: settings.huber_delta },
         LossKind::L1 => Loss::L1,
     })
+}
+
+/// Numbers of the classes that a run is restricted to: each is a name, or else a number.
+fn classes_of(
+    settings: &TaskSettings,
+    info: &DatasetInfo,
+    kind: TaskKind,
+) -> Result<Option<Vec<u32>>> {
+    const KEY: &str = "classes";
+    let Some(wanted) = &settings.classes else { return Ok(None) };
+    if kind != TaskKind::Classify {
+        let expected = format!("none with task {kind}; only classify has classes");
+        return Err(Error::value(KEY, wanted.join(","), expected));
+    }
+    let known = &info.classes;
+    let number = |text: &String| {
+        let text = text.trim();
+        let named = known.iter().position(|name| name == text);
+        let number = named.or_else(|| text.parse().ok().filter(|number| *number < known.len()));
+        number.map(|number| number as u32).ok_or_else(|| {
+            let is_number = text.parse::<u64>().is_ok();
+            let near = nearest(text, known.iter().map(String::as_str)).filter(|_| !is_number);
+            let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            let last = known.len().saturating_sub(1);
+            let expected = format!("names of classes, or numbers from 0 to {last}{hint}");
+            Error::value(KEY, format!("`{text}`"), expected)
+        })
+    };
+    let mut numbers = wanted.iter().map(number).collect::<Result<Vec<u32>>>()?;
+    numbers.sort_unstable();
+    match numbers.windows(2).find(|pair| pair[0] == pair[1]) {
+        Some(pair) => {
+            let name = &known[pair[0] as usize];
+            Err(Error::value(KEY, format!("`{name}` twice"), "each class once"))
+        }
+        None => Ok(Some(numbers)),
+    }
 }
 
 /// Loss of the best constant prediction of targets `[n][outputs]`: the mean over the outputs.

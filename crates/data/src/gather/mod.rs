@@ -15,7 +15,7 @@ use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, 
 
 use self::gpu::GpuGather;
 use self::kernel::{GatherKernel, SampleStorage};
-use self::permutation::Permutations;
+use self::permutation::{Permutation, Permutations};
 use self::ring::Ring;
 use self::stage::{EnvSamples, env_samples};
 use crate::augment::Augment;
@@ -23,6 +23,7 @@ use crate::dataset::Dataset;
 use crate::error::{Error, Result};
 use crate::normalization::Normalization;
 use crate::order::{EpochMode, EpochOrder, OrderConfig};
+use crate::parts::Subset;
 use crate::targets::TargetForm;
 
 /// Configuration of a gather.
@@ -42,9 +43,8 @@ pub struct GatherConfig {
     pub drop_last: bool,
     /// Seed of permutations and augmentation.
     pub seed: u64,
-    /// The samples to serve, as indices of the dataset, in this order if not shuffled; `None` for
-    /// all.
-    pub subset: Option<Arc<[u32]>>,
+    /// The samples to serve.
+    pub subset: Subset,
     /// Random augmentation of the images.
     pub augment: Augment,
     /// Batch buffers of each env, at least 2. A buffer is added when a consumer holds them all.
@@ -67,7 +67,7 @@ impl GatherConfig {
             shuffle: true,
             drop_last: false,
             seed: 0,
-            subset: None,
+            subset: Subset::All,
             augment: Augment::NONE,
             ring_depth: 2,
             max_batches: None,
@@ -111,7 +111,6 @@ struct ServedEnv {
 /// call waits for a device.
 pub struct GatherBatches {
     order: EpochOrder,
-    subset: Option<Arc<[u32]>>,
     kernel: Arc<GatherKernel>,
     gpu: GpuGather,
     /// Permutations of each device.
@@ -136,9 +135,9 @@ impl GatherBatches {
         streams: &[Stream],
     ) -> Result<Self> {
         let datasets = check_datasets(datasets)?;
-        let len = config.subset.as_ref().map_or(datasets[0].len(), |subset| subset.len());
         let order = EpochOrder::new(&OrderConfig {
-            len,
+            len: config.subset.shared_len().unwrap_or(datasets[0].len()),
+            parts: config.subset.order_parts(),
             batch_per_env: config.batch_per_env,
             devices: config.devices.clone(),
             epoch_mode: config.epoch_mode,
@@ -161,7 +160,14 @@ impl GatherBatches {
         streams.iter().try_for_each(|s| s.device().load_kernels(&[&gpu::SOURCE]))?;
         let permutations = devices
             .iter()
-            .map(|(device, numbers)| Permutations::new(device, numbers.clone(), len))
+            .map(|(device, numbers)| {
+                let permutation = |&number| {
+                    let env = (0..order.envs()).find(|env| order.permutation_of(*env) == number);
+                    let subset = config.subset.of_env(env.unwrap_or(0)).cloned();
+                    Permutation { number, subset }
+                };
+                Permutations::new(device, numbers.iter().map(permutation).collect(), &order)
+            })
             .collect::<Result<Vec<_>>>()?;
         let mut loader = None;
         let envs = streams.iter().enumerate().map(|(env, stream)| {
@@ -192,8 +198,7 @@ impl GatherBatches {
         let (augment, seed, forms) = (config.augment, config.seed, (shape, targets));
         let kernel = Arc::new(GatherKernel::new(forms, &constants, augment, seed));
         let gpu = GpuGather::new(forms, &constants, augment, seed);
-        let (subset, epoch) = (config.subset.clone(), None);
-        Ok(Self { order, subset, kernel, gpu, permutations, first_env, envs, epoch, batch: 0 })
+        Ok(Self { order, kernel, gpu, permutations, first_env, envs, epoch: None, batch: 0 })
     }
 
     /// Batches in an epoch.
@@ -206,7 +211,7 @@ impl GatherBatches {
         self.len() == 0
     }
 
-    /// Order of the samples; positions count within the subset, if there is one.
+    /// Order of the samples; positions count within an env's subset, if there is one.
     pub fn order(&self) -> &EpochOrder {
         &self.order
     }
@@ -233,7 +238,7 @@ impl GatherBatches {
     pub fn start_epoch(&mut self, epoch: u64) -> Result<()> {
         self.epoch = None;
         for permutations in &mut self.permutations {
-            permutations.start(&self.order, epoch, self.subset.as_deref())?;
+            permutations.start(&self.order, epoch)?;
         }
         for env in 0..self.envs.len() {
             self.stage(env, 0)?;
@@ -243,8 +248,9 @@ impl GatherBatches {
         Ok(())
     }
 
-    /// The next batch of each env that is served, in env order. Envs without samples in a partial
-    /// last batch are left out; they are always the last ones. `None` at the end of the epoch.
+    /// The next batch of each env that is served, in env order. Envs without samples in it are left
+    /// out. They are always the last ones, unless envs have different subsets; then they may be any
+    /// envs, and a batch may be empty. `None` at the end of the epoch.
     /// Enqueues the gathers, and with streamed images a copy of the batch after this one for each
     /// env, which is counted. Does not wait for the device, with one exception: for streamed images
     /// on a CUDA device it waits for the thread that reads them from their file, and for earlier
@@ -268,7 +274,7 @@ impl GatherBatches {
         for env in 0..self.envs.len() {
             let part = self.places(env, self.batch);
             if part.is_empty() {
-                break;
+                continue;
             }
             let ServedEnv { ring, permutations, device, .. } = &mut self.envs[env];
             let (inputs, targets) = ring.take(part.len())?;
@@ -277,12 +283,13 @@ impl GatherBatches {
             batches.push(Batch { env: self.first_env + env, inputs, targets });
         }
         let mut launches = Launches::default();
-        for ((env, batch), samples) in self.envs.iter().zip(&batches).zip(&samples) {
+        for (batch, samples) in batches.iter().zip(&samples) {
+            let env = &self.envs[batch.env - self.first_env];
             self.gather(env, batch, samples, epoch, &mut launches)?;
         }
         launches.run()?;
-        for env in 0..batches.len() {
-            self.stage(env, self.batch + 1)?;
+        for batch in &batches {
+            self.stage(batch.env - self.first_env, self.batch + 1)?;
         }
         self.batch += 1;
         Ok(Some(batches))
@@ -435,7 +442,7 @@ fn check_config(
     }
     let len = datasets[0].len();
     let outside = |index: &&u32| **index as usize >= len;
-    if let Some(index) = subset.as_deref().and_then(|subset| subset.iter().find(outside)) {
+    if let Some(index) = subset.distinct().iter().find_map(|subset| subset.iter().find(outside)) {
         let expected = format!("indices below {len}, the number of samples");
         return wrong("subset", expected, index.to_string(), "split the dataset that is served");
     }

@@ -1,5 +1,6 @@
 //! The permutations of an epoch on a device: copied once per epoch, not once per batch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_device::{DType, Device, Owner, Stream, Tensor};
@@ -27,16 +28,24 @@ impl AsRef<[u8]> for Indices {
     }
 }
 
+/// One permutation of an epoch.
+pub(super) struct Permutation {
+    /// Its number in the [`EpochOrder`].
+    pub(super) number: usize,
+    /// The samples at its places; sample i is at place i if absent.
+    pub(super) subset: Option<Arc<[u32]>>,
+}
+
 /// The permutations from which the envs of one device take their samples, in one tensor. There are
 /// two sets, used in turn, so that an env that begins an epoch does not wait for an env that is
 /// still finishing the previous epoch.
 pub(super) struct Permutations {
     stream: Stream,
-    /// Numbers of the permutations in the [`EpochOrder`].
-    numbers: Vec<usize>,
-    /// Entries of one permutation.
+    /// Each permutation, with its range in the tensors.
+    permutations: Vec<(Permutation, Range<usize>)>,
+    /// Entries of all permutations.
     len: usize,
-    /// u32 [numbers · len + 2] each: the permutations, then the epoch, low word first.
+    /// u32 [len + 2] each: the permutations, then the epoch, low word first.
     tensors: [Tensor; 2],
     /// The contents of `tensors`.
     indices: [Arc<Indices>; 2],
@@ -45,18 +54,28 @@ pub(super) struct Permutations {
 }
 
 impl Permutations {
-    pub(super) fn new(device: &Device, numbers: Vec<usize>, len: usize) -> Result<Self> {
+    pub(super) fn new(
+        device: &Device,
+        permutations: Vec<Permutation>,
+        order: &EpochOrder,
+    ) -> Result<Self> {
         let stream = device.stream("order");
-        let words = numbers.len() * len + EPOCH_WORDS;
-        let tensor = || Tensor::empty(&stream, [words], DType::U32, Owner::Batches);
+        let mut len = 0;
+        let place = |permutation: Permutation| {
+            let start = len;
+            len += order.permutation_len(permutation.number);
+            (permutation, start..len)
+        };
+        let permutations = permutations.into_iter().map(place).collect();
+        let tensor = || Tensor::empty(&stream, [len + EPOCH_WORDS], DType::U32, Owner::Batches);
         let tensors = [tensor()?, tensor()?];
-        Ok(Self { stream, numbers, len, tensors, indices: Default::default(), turn: 0 })
+        Ok(Self { stream, permutations, len, tensors, indices: Default::default(), turn: 0 })
     }
 
     /// Offset in the tensors of the permutation with this number in the [`EpochOrder`].
     pub(super) fn start_of(&self, number: usize) -> usize {
-        let before = self.numbers.iter().take_while(|other| **other != number).count();
-        before * self.len
+        let found = self.permutations.iter().find(|(other, _)| other.number == number);
+        found.map_or(0, |(_, range)| range.start)
     }
 
     /// Handles to both tensors on `stream`.
@@ -66,17 +85,12 @@ impl Permutations {
 
     /// A view of the words of the epoch in `tensor`, a result of [`Self::on`].
     pub(super) fn epoch_of(&self, tensor: &Tensor) -> Result<Tensor> {
-        Ok(tensor.view(self.numbers.len() * self.len, [EPOCH_WORDS])?)
+        Ok(tensor.view(self.len, [EPOCH_WORDS])?)
     }
 
-    /// Draws an epoch's permutations, maps them through `subset`, and begins to copy them to the
+    /// Draws an epoch's permutations, maps each through its subset, and begins to copy them to the
     /// device.
-    pub(super) fn start(
-        &mut self,
-        order: &EpochOrder,
-        epoch: u64,
-        subset: Option<&[u32]>,
-    ) -> Result<()> {
+    pub(super) fn start(&mut self, order: &EpochOrder, epoch: u64) -> Result<()> {
         self.turn ^= 1;
         let indices = &mut self.indices[self.turn];
         if Arc::get_mut(indices).is_none() {
@@ -84,15 +98,14 @@ impl Permutations {
             *indices = Arc::default();
         }
         if let Some(Indices(indices)) = Arc::get_mut(indices) {
-            indices.resize(self.numbers.len() * self.len + EPOCH_WORDS, 0);
-            let (places, words) = indices.split_at_mut(self.numbers.len() * self.len);
-            for (number, permutation) in
-                self.numbers.iter().zip(places.chunks_exact_mut(self.len.max(1)))
-            {
+            indices.resize(self.len + EPOCH_WORDS, 0);
+            let (places, words) = indices.split_at_mut(self.len);
+            for (Permutation { number, subset }, range) in &self.permutations {
+                let permutation = &mut places[range.clone()];
                 order.permutation_into(*number, epoch, permutation);
-            }
-            if let Some(subset) = subset {
-                places.iter_mut().for_each(|i| *i = subset[*i as usize]);
+                if let Some(subset) = subset {
+                    permutation.iter_mut().for_each(|i| *i = subset[*i as usize]);
+                }
             }
             words.copy_from_slice(&[epoch as u32, (epoch >> 32) as u32]);
         }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_data::order::{EpochMode, OrderConfig, plan};
-use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization};
+use meristem_data::order::{EpochMode, OrderConfig, OrderPart, plan};
+use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization, Subset};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Isa, MemoryFormat, Stream,
 };
@@ -25,6 +25,30 @@ pub(crate) struct Case {
     isa: Isa,
 }
 
+/// All samples, every second one for all envs, or lists of each env: of different lengths, of which
+/// some are equal, and some have samples twice.
+fn any_subset(kind: u32, len: usize, envs: usize) -> Subset {
+    let list = |keep: &dyn Fn(u32) -> bool| -> Arc<[u32]> {
+        (0..len as u32).filter(|i| keep(*i)).collect()
+    };
+    let of_env = |env: u32| match kind {
+        2 => list(&|i| i % 3 != env % 3),
+        3 => list(&|i| i < 7 * env),
+        _ => [list(&|_| true), list(&|i| i % 2 == env % 2)].concat().into(),
+    };
+    match kind {
+        0 => Subset::All,
+        1 => Subset::Shared(list(&|i| i % 2 == 0)),
+        _ => Subset::PerEnv((0..envs as u32).map(of_env).collect()),
+    }
+}
+
+fn slow_parts(subset: &Subset) -> Option<Vec<OrderPart>> {
+    let Subset::PerEnv(lists) = subset else { return None };
+    let same = |list: &Arc<[u32]>| lists.iter().position(|other| other == list).unwrap();
+    Some(lists.iter().map(|list| OrderPart { number: same(list), len: list.len() }).collect())
+}
+
 pub(crate) fn any_case() -> impl Strategy<Value = Case> {
     let channels = prop_oneof![4 => 1..=4_usize, 1 => 5..60_usize];
     let toy = (0..60_usize, channels, 1..9_usize, 1..9_usize, 1..4_usize, any::<bool>());
@@ -32,7 +56,8 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
     let devices = prop::collection::vec(device, 1..6);
     let numbers = (1..20_usize, devices, any::<u64>(), 0..4_u64);
     let mode = prop::sample::select(vec![EpochMode::Full, EpochMode::Dealt]);
-    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), prop::option::of(1..4_usize), mode);
+    let subset = 0..5_u32;
+    let flags = (any::<bool>(), any::<bool>(), subset, prop::option::of(1..4_usize), mode);
     let augment = (any::<bool>(), 0..9_usize, any::<bool>(), 0..9_usize);
     let served = prop::option::of((0..4_usize, 1..4_usize));
     let isa = prop::sample::select(Isa::available());
@@ -47,7 +72,7 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
         )| {
             let (batch, devices, seed, epoch) = numbers;
             let envs = devices.len();
-            let (shuffle, drop_last, halve, max_batches, epoch_mode) = flags;
+            let (shuffle, drop_last, subset, max_batches, epoch_mode) = flags;
             let shorter = height.min(width);
             let augment = match augment {
                 (false, ..) => Augment::NONE,
@@ -64,7 +89,7 @@ pub(crate) fn any_case() -> impl Strategy<Value = Case> {
                 seed,
                 augment,
                 max_batches,
-                subset: halve.then(|| (0..len as u32).filter(|i| i % 2 == 0).collect()),
+                subset: any_subset(subset, len, envs),
                 served: served.map(|(first, n)| first % envs..(first % envs + n).min(envs)),
                 ..GatherConfig::new(batch, devices)
             };
@@ -97,7 +122,8 @@ proptest! {
         let gather = GatherBatches::new(&config, &datasets, &streams);
         let subset = config.subset.clone();
         let order = OrderConfig {
-            len: subset.as_ref().map_or(toy.len, |s| s.len()),
+            len: if let Subset::Shared(list) = &subset { list.len() } else { toy.len },
+            parts: slow_parts(&subset),
             batch_per_env: config.batch_per_env,
             devices: config.devices.clone(),
             epoch_mode: config.epoch_mode,
@@ -118,13 +144,16 @@ proptest! {
         gather.start_epoch(epoch).unwrap();
         for parts in &expected {
             let batches = gather.next().unwrap().unwrap();
-            let parts: Vec<_> =
-                parts.iter().enumerate().filter(|(env, _)| served.contains(env)).collect();
+            let present = |(env, part): &(usize, &Vec<u32>)| {
+                served.contains(env) && !part.is_empty()
+            };
+            let parts: Vec<_> = parts.iter().enumerate().filter(present).collect();
             prop_assert_eq!(batches.len(), parts.len());
             for (batch, (env, part)) in batches.iter().zip(parts) {
                 prop_assert_eq!(batch.env, env);
                 let (inputs, targets) = batch_of(batch);
-                let samples = part.iter().map(|i| subset.as_ref().map_or(*i, |s| s[*i as usize]));
+                let subset = subset.of_env(env);
+                let samples = part.iter().map(|i| subset.map_or(*i, |s| s[*i as usize]));
                 let samples: Vec<u32> = samples.collect();
                 let expected: Vec<u32> = samples.iter().map(|i| toy.label(*i)).collect();
                 prop_assert_eq!(targets, expected);
@@ -246,6 +275,7 @@ fn a_lagging_consumer_is_safe() {
         let mut gather = GatherBatches::new(&config, &[dataset], &[env]).unwrap();
         let order = OrderConfig {
             len: 64,
+            parts: None,
             batch_per_env: 4,
             devices: cpus(1),
             epoch_mode: EpochMode::Dealt,
@@ -455,7 +485,8 @@ fn errors_name_the_wrong_argument() {
     }
     let shallow = GatherConfig { ring_depth: 1, ..good.clone() };
     expect(error(&shallow, data, &streams), &["`ring_depth`", "at least 2", "got 1"]);
-    let outside = GatherConfig { subset: Some(Arc::from([0, 10])), ..good.clone() };
+    let outside = Subset::Shared(Arc::from([0, 10]));
+    let outside = GatherConfig { subset: outside, ..good.clone() };
     expect(error(&outside, data, &streams), &["`subset`", "below 10", "got 10"]);
     let augment = Augment { crop_padding: 3, ..Augment::NONE };
     let padded = GatherConfig { augment, ..good.clone() };

@@ -8,6 +8,7 @@ mod gather;
 mod images;
 mod inputs;
 mod order;
+mod parts;
 mod refusals;
 mod ring;
 mod sources;

@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 
 use meristem_data::Error;
-use meristem_data::order::{EpochMode, EpochOrder, OrderConfig, OrderPlan, plan, split_by_seed};
+use meristem_data::order::{
+    EpochMode, EpochOrder, OrderConfig, OrderPart, OrderPlan, plan, split_by_seed,
+};
 use meristem_device::DeviceId;
 use proptest::prelude::*;
 use rand_chacha::ChaCha8Rng;
@@ -12,6 +14,7 @@ use rand_core::{Rng, SeedableRng};
 fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
     OrderConfig {
         len,
+        parts: None,
         batch_per_env,
         devices: devices.split(',').map(|name| name.parse().unwrap()).collect(),
         epoch_mode: EpochMode::Dealt,
@@ -26,10 +29,20 @@ fn full(config: OrderConfig) -> OrderConfig {
     OrderConfig { epoch_mode: EpochMode::Full, ..config }
 }
 
-/// The permutation as the documentation of `order` describes it; `rank` is the rank of the group's
-/// first env on its device.
-fn slow_permutation(config: &OrderConfig, device: DeviceId, rank: u64, epoch: u64) -> Vec<u32> {
-    let mut items: Vec<u32> = (0..config.len as u32).collect();
+/// Device, rank of the first env on it, and envs.
+type SlowGroup = (DeviceId, u64, Vec<usize>);
+
+/// The part of an env.
+fn slow_part(config: &OrderConfig, env: usize) -> OrderPart {
+    let whole = OrderPart { number: 0, len: config.len };
+    config.parts.as_ref().map_or(whole, |parts| parts[env])
+}
+
+/// The permutation of a group as the documentation of `order` describes it; `rank` is the rank of
+/// the group's first env on its device.
+fn slow_permutation(config: &OrderConfig, group: &SlowGroup, epoch: u64) -> Vec<u32> {
+    let (device, rank, ref envs) = *group;
+    let mut items: Vec<u32> = (0..slow_part(config, envs[0]).len as u32).collect();
     if config.shuffle {
         let index = match device {
             DeviceId::Cpu(k) | DeviceId::Cuda(k) => u64::from(k),
@@ -51,14 +64,17 @@ fn slow_permutation(config: &OrderConfig, device: DeviceId, rank: u64, epoch: u6
 }
 
 /// Envs that share a permutation, and the rank of the first of them on its device.
-fn slow_groups(config: &OrderConfig) -> Vec<(DeviceId, u64, Vec<usize>)> {
-    let mut groups: Vec<(DeviceId, u64, Vec<usize>)> = vec![];
+fn slow_groups(config: &OrderConfig) -> Vec<SlowGroup> {
+    let mut groups: Vec<SlowGroup> = vec![];
     for (env, device) in config.devices.iter().enumerate() {
         let rank = config.devices[..env].iter().filter(|d| *d == device).count() as u64;
-        if config.epoch_mode == EpochMode::Full || rank == 0 {
-            groups.push((*device, rank, vec![env]));
-        } else {
-            groups.iter_mut().find(|group| group.0 == *device).unwrap().2.push(env);
+        let number = slow_part(config, env).number;
+        let same = |group: &&mut SlowGroup| {
+            group.0 == *device && slow_part(config, group.2[0]).number == number
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) if config.epoch_mode == EpochMode::Dealt => group.2.push(env),
+            _ => groups.push((*device, rank, vec![env])),
         }
     }
     groups
@@ -68,15 +84,20 @@ fn slow_groups(config: &OrderConfig) -> Vec<(DeviceId, u64, Vec<usize>)> {
 fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
     let groups = slow_groups(config);
     let count = |envs: &[usize]| {
-        let exact = config.len as f64 / (config.batch_per_env * envs.len()) as f64;
-        (if config.drop_last { exact.floor() } else { exact.ceil() }) as usize
+        let len = slow_part(config, envs[0]).len;
+        let exact = len as f64 / (config.batch_per_env * envs.len()) as f64;
+        let all = (if config.drop_last { exact.floor() } else { exact.ceil() }) as usize;
+        all.min(config.max_batches.unwrap_or(usize::MAX))
     };
-    let batches = groups.iter().map(|(.., envs)| count(envs)).min().unwrap();
-    let batches = batches.min(config.max_batches.unwrap_or(usize::MAX));
+    let counts = groups.iter().map(|(.., envs)| count(envs));
+    let has_parts = config.parts.is_some();
+    let batches = if has_parts { counts.max() } else { counts.min() }.unwrap();
     let mut listed = vec![vec![vec![]; config.devices.len()]; batches];
-    for (device, rank, envs) in groups {
-        let permutation = slow_permutation(config, device, rank, epoch);
-        let steps = permutation.chunks(config.batch_per_env * envs.len());
+    for group in groups {
+        let permutation = slow_permutation(config, &group, epoch);
+        let envs = group.2;
+        let own = if has_parts { count(&envs) } else { batches };
+        let steps = permutation.chunks(config.batch_per_env * envs.len()).take(own);
         for (batch, samples) in listed.iter_mut().zip(steps) {
             let mut sizes = vec![0; envs.len()];
             (0..samples.len()).for_each(|i| sizes[i % envs.len()] += 1);
@@ -90,7 +111,7 @@ fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
         while batch.last().is_some_and(Vec::is_empty) {
             batch.pop();
         }
-        if batch.iter().any(Vec::is_empty) {
+        if !has_parts && batch.iter().any(Vec::is_empty) {
             return None;
         }
     }
@@ -100,12 +121,18 @@ fn slow_epoch(config: &OrderConfig, epoch: u64) -> Option<Vec<Vec<Vec<u32>>>> {
 /// An env's samples of an epoch, in order.
 fn samples_of(config: &OrderConfig, env: usize, epoch: u64) -> Vec<u32> {
     let order = EpochOrder::new(config).unwrap();
-    let mut indices = vec![0; config.len];
+    let mut indices = vec![0; order.permutation_len(order.permutation_of(env))];
     order.permutation_into(order.permutation_of(env), epoch, &mut indices);
     (0..order.batches()).flat_map(|batch| indices[order.part(batch, env)].to_vec()).collect()
 }
 
+/// Envs with the same samples.
 fn any_config() -> impl Strategy<Value = OrderConfig> {
+    any_config_with_parts().prop_map(|config| OrderConfig { parts: None, ..config })
+}
+
+/// Envs with the same samples, or with up to three different parts.
+fn any_config_with_parts() -> impl Strategy<Value = OrderConfig> {
     let device = prop_oneof![
         3 => Just(DeviceId::Cpu(0)),
         1 => Just(DeviceId::Cpu(1)),
@@ -117,11 +144,20 @@ fn any_config() -> impl Strategy<Value = OrderConfig> {
     let devices = prop::collection::vec(device, 1..7);
     let flags = (any::<bool>(), any::<bool>(), prop::option::of(1..8_usize));
     let mode = prop::sample::select(vec![EpochMode::Full, EpochMode::Dealt]);
-    (numbers, devices, mode, flags).prop_map(
-        |((len, batch_per_env, seed), devices, epoch_mode, flags)| {
+    let parts = prop::option::of((prop::collection::vec(0..200_usize, 3), any::<[u8; 7]>()));
+    (numbers, devices, mode, flags, parts).prop_map(
+        |((len, batch_per_env, seed), devices, epoch_mode, flags, parts)| {
+            let parts = parts.map(|(lens, numbers)| {
+                let part = |n: &u8| {
+                    let number = usize::from(*n) % 3;
+                    OrderPart { number, len: lens[number] }
+                };
+                numbers[..devices.len()].iter().map(part).collect()
+            });
             let (shuffle, drop_last, max_batches) = flags;
             OrderConfig {
                 len,
+                parts,
                 batch_per_env,
                 devices,
                 epoch_mode,
@@ -138,7 +174,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
-    fn the_plan_is_the_slow_one(config in any_config(), epoch in 0..3_u64) {
+    fn the_plan_is_the_slow_one(config in any_config_with_parts(), epoch in 0..3_u64) {
         match (slow_epoch(&config, epoch), plan(&config, epoch + 1)) {
             (Some(slow), Ok(OrderPlan { epochs, .. })) =>
                 prop_assert_eq!(&epochs[epoch as usize].batches, &slow),
@@ -200,6 +236,20 @@ proptest! {
         }
     }
 
+    /// An env whose part is the whole dataset has the order that it has among envs without parts.
+    #[test]
+    fn a_part_that_is_the_whole_changes_nothing(
+        config in any_config_with_parts(), env in 0..7_usize, epoch in 0..1_u64 << 40
+    ) {
+        let mut config = full(config);
+        let env = env % config.devices.len();
+        if let Some(parts) = &mut config.parts {
+            parts[env] = OrderPart { number: 7, len: config.len };
+        }
+        let whole = OrderConfig { parts: None, ..config.clone() };
+        prop_assert_eq!(samples_of(&config, env, epoch), samples_of(&whole, env, epoch));
+    }
+
     /// One env on each device gets the same in both modes.
     #[test]
     fn alone_on_a_device_both_modes_are_the_same(config in any_config()) {
@@ -253,6 +303,27 @@ fn ten_over_three_is_four_three_three() {
     let order = EpochOrder::new(&config(10, 4, "cpu,cpu,cpu")).unwrap();
     let sizes: Vec<usize> = (0..3).map(|env| order.part(0, env).len()).collect();
     assert_eq!((order.batches(), sizes), (1, vec![4, 3, 3]));
+}
+
+/// By hand: parts of 10, 4 and 10 samples in batches of 4. Envs 0 and 2 have one part, which
+/// `dealt` divides between them.
+#[test]
+fn envs_with_shorter_parts_have_fewer_batches() {
+    let part = |number, len| OrderPart { number, len };
+    let parts = Some(vec![part(0, 10), part(1, 4), part(0, 10)]);
+    let sizes = |config: &OrderConfig| -> Vec<Vec<usize>> {
+        let order = EpochOrder::new(config).unwrap();
+        let of_batch = |batch| (0..3).map(|env| order.part(batch, env).len()).collect();
+        (0..order.batches()).map(of_batch).collect()
+    };
+    let dealt = OrderConfig { parts, ..config(10, 4, "cpu,cpu,cpu") };
+    assert_eq!(sizes(&dealt), [[4, 4, 4], [1, 0, 1]]);
+    assert_eq!(sizes(&full(dealt.clone())), [[4, 4, 4], [4, 0, 4], [2, 0, 2]]);
+    let dropped = OrderConfig { drop_last: true, ..full(dealt.clone()) };
+    assert_eq!(sizes(&dropped), [[4, 4, 4], [4, 0, 4]]);
+    let unequal = OrderConfig { parts: Some(vec![part(0, 10)]), ..dealt };
+    let error = EpochOrder::new(&unequal).unwrap_err().to_string();
+    assert!(error.contains("`parts` must be a part for each of the 3 envs, got 1"), "{error}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use meristem::grow::Stage;
 use meristem::nn::ScoreKind;
 use meristem::train::events::{Event, Extension, Recorded, RunStarted, SlotState, StepCompleted};
 use meristem::train::settings::{Normalize, PolicyStart, TaskKind};
+use meristem::train::summary::PartSummary;
 
 use crate::plain::{self, counted, mean, printable, thousands};
 use crate::score;
@@ -43,10 +44,11 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
             run.epoch,
         ),
         format!(
-            "{} training, {} control{}{normalize}; {} of {} of {}",
-            thousands(run.train_samples as u64),
-            thousands(run.control_samples as u64),
+            "{} training, {} control{}{}{normalize}; {} of {} of {}",
+            samples(run, run.train_samples, |part| part.train_samples),
+            samples(run, run.control_samples, |part| part.control_samples),
             test_images(run.test_samples),
+            parts(run),
             counted(run.rounds, ["round", "rounds"]),
             counted(run.steps, ["step", "steps"]),
             counted(run.batches, ["batch", "batches"]),
@@ -79,6 +81,22 @@ fn images_per_step([least, most]: [usize; 2]) -> String {
         thousands(most as u64)
     } else {
         format!("{} to {}", thousands(least as u64), thousands(most as u64))
+    }
+}
+
+/// Formats a number of samples, or the range of it if envs have different parts.
+fn samples(run: &RunStarted, all: usize, of_part: fn(&PartSummary) -> usize) -> String {
+    let [least, most] = [run.parts.iter().map(of_part).min(), run.parts.iter().map(of_part).max()];
+    images_per_step([least.unwrap_or(all), most.unwrap_or(all)])
+}
+
+/// Describes the parts of the envs, if they differ.
+fn parts(run: &RunStarted) -> String {
+    let folds = run.parts.iter().filter_map(|part| part.fold).max();
+    match folds {
+        Some(last) => format!(", {} folds", last + 1),
+        None if run.parts.is_empty() => String::new(),
+        None => ", other training samples for each env".into(),
     }
 }
 

@@ -14,6 +14,7 @@ use crate::common::process::{Process, output, wait_for};
 use crate::common::runs::{Outcome, assert_same, outcome, with_images};
 use crate::common::{Meristem, command_output, of_kind};
 use crate::host::BRANCHES;
+use crate::parts::UNEQUAL;
 
 /// A few steps of hosts that do not grow.
 const BARE: &str = "train --dataset arrays --data-root images.safetensors --controller none \
@@ -77,6 +78,16 @@ fn a_growing_host_is_independent_of_the_order_on_the_device() {
 #[test]
 fn a_growing_host_with_rounded_factors_is_independent_of_the_order() {
     assert_independent_of_order(&format!("{GROWING} --precision tf32"));
+}
+
+/// D14: the fifth batch has no part for env 0, and the control splits differ.
+#[test]
+fn envs_of_unequal_parts_are_independent_of_the_order_on_the_device() {
+    assert_independent_of_order(UNEQUAL);
+    let m = Meristem::new();
+    let expected = run(&m, UNEQUAL, "resident", 1);
+    let streamed = run(&m, &format!("{UNEQUAL} --data-budget 1KiB"), "streamed", 2);
+    assert_eq!(streamed.weights, expected.weights);
 }
 
 #[test]

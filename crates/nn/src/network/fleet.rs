@@ -52,6 +52,13 @@ impl<'a> NetworkFleet<'a> {
         self.networks.iter().map(|network| &**network)
     }
 
+    /// The networks with these numbers, which are in ascending order, as a fleet.
+    pub fn select(&mut self, numbers: &[usize]) -> NetworkFleet<'_> {
+        let all = self.networks.iter_mut().enumerate();
+        let chosen = all.filter(|(number, _)| numbers.binary_search(number).is_ok());
+        NetworkFleet::new(chosen.map(|(_, network)| &mut **network))
+    }
+
     /// One training step of the first `batches.len()` networks; see [`Network::train_step`]. The
     /// last batch of an epoch may be there for some of them only: these are the first ones.
     ///

@@ -67,7 +67,9 @@ impl TrainConfig {
                 let host = member.get("host").map(described).transpose()?;
                 host.into_iter().for_each(|host| member.replace("host", host));
             }
-            config.envs = envs.unwrap_or(members.all().len());
+        }
+        if envs.is_none() && (config.members.is_some() || config.folds.is_some()) {
+            config.envs = config.members_len() * config.folds.unwrap_or(1);
         }
         config.validate()?;
         Ok(config)
@@ -83,10 +85,14 @@ impl TrainConfig {
         config
     }
 
+    /// Number of members; 1 for a run without members.
+    pub(crate) fn members_len(&self) -> usize {
+        self.members.as_ref().map_or(1, |members| members.all().len())
+    }
+
     /// The settings of each member, and at least the run's.
     pub(crate) fn of_members(&self) -> Vec<Self> {
-        let count = self.members.as_ref().map_or(1, |members| members.all().len());
-        (0..count).map(|env| self.of_env(env)).collect()
+        (0..self.members_len()).map(|env| self.of_env(env)).collect()
     }
 
     /// Settings of a preset under a controller, before file and flags. A learning controller gets
@@ -111,12 +117,20 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// The share of the control split: as set, else the one that the controller needs.
+    /// The share of the control split: one fold; or as set, else the one that the controller needs.
     pub fn control_share(&self) -> f64 {
+        if let Some(folds) = self.folds {
+            return 1.0 / folds as f64;
+        }
         self.control_split.unwrap_or(match self.controller {
             ControllerKind::None => 0.0,
             _ => table::CONTROL_SHARE,
         })
+    }
+
+    /// Whether each env has a part of the samples of its own.
+    pub(crate) fn has_parts(&self) -> bool {
+        self.folds.is_some() || self.bootstrap || self.train_share < 1.0
     }
 
     /// The slots that may grow: as set, else the first row of slots of a host of the family `cnn`,
@@ -260,7 +274,7 @@ impl TrainConfig {
         written.trace = None;
         written.name = Some(self.run_name());
         written.slots = Some(self.slots());
-        written.control_split = Some(self.control_share());
+        written.control_split = self.folds.is_none().then(|| self.control_share());
         if self.controller != ControllerKind::Ppo {
             written.policy.get_or_insert(PolicyStart::New);
         }

@@ -171,6 +171,21 @@ settings! {
         control_split: Option<f64> =
             absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
+        /// Folds of a cross-validation: env i holds out fold i mod N as its control split, and
+        /// trains on the others. Classes are spread evenly over the folds. envs is a multiple, by
+        /// default the number of folds.
+        folds: Option<usize> = absent("one control split for all envs"),
+            unit("N"), whole(2, 4096), since(10, None), train_only();
+        /// Train each env on samples drawn with replacement from its training samples, as many as
+        /// there are, or their train-share.
+        bootstrap: bool = same(false), since(10, "false"), train_only();
+        /// Share of its training samples that each env trains on, drawn for each env.
+        train_share: f64 = same(1.0f64),
+            unit("SHARE"), real(1e-6, 1.0), since(10, "1"), train_only();
+        /// Classes, by name or number, to which training, control and test samples are restricted.
+        /// Classes keep their numbers, and networks their outputs.
+        classes: Option<Vec<String>> = absent("all classes"),
+            unit("LIST"), since(10, None), train_only();
         /// Shuffle the training set every epoch; off keeps the order of the files.
         shuffle: Switch = same(Switch(true)), unit("on|off");
         /// Mean and standard deviation that normalise each channel, for pixels in 0..1. data:

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 /// # Errors
 /// [`Error::Value`] names a setting, its value and the accepted values.
 pub(crate) fn together(config: &TrainConfig) -> Result<()> {
+    check_folds(config)?;
     if config.controller != ControllerKind::None && config.control_share() == 0.0 {
         let expected = "above 0, because the controller judges modules on the control split";
         return Err(Error::value("control-split", 0, expected));
@@ -63,6 +64,26 @@ fn check_members(config: &TrainConfig) -> Result<()> {
     }
     if !config.envs.is_multiple_of(count) {
         let expected = format!("a multiple of {count}, the number of members");
+        return Err(Error::value("envs", config.envs, expected));
+    }
+    Ok(())
+}
+
+/// Checks the settings that folds exclude, and that every fold is held out equally often.
+fn check_folds(config: &TrainConfig) -> Result<()> {
+    let Some(folds) = config.folds else { return Ok(()) };
+    if let Some(share) = config.control_split {
+        let expected = format!("none with folds, whose control split is one of {folds} folds");
+        return Err(Error::value("control-split", share, expected));
+    }
+    if config.data_parallel {
+        let expected = "none with data-parallel, which trains one host";
+        return Err(Error::value("folds", folds, expected));
+    }
+    let multiple = folds * config.members_len();
+    if !config.envs.is_multiple_of(multiple) {
+        let expected =
+            format!("a multiple of {multiple}, so that every fold is held out equally often");
         return Err(Error::value("envs", config.envs, expected));
     }
     Ok(())

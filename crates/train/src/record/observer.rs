@@ -64,6 +64,15 @@ pub enum Notice<'a> {
         /// Steps of an episode.
         steps: usize,
     },
+    /// Some folds have no sample of a class.
+    RareClass {
+        /// Name of the least frequent class.
+        class: &'a str,
+        /// Its samples.
+        samples: usize,
+        /// Number of folds.
+        folds: usize,
+    },
     /// Ranks over MPI have GPUs, whose gradients pass through host memory.
     ThroughHostMemory,
     /// The folder of the run.
@@ -106,6 +115,10 @@ impl Notice<'_> {
             Self::WarmupBeyondEpisode { warmup, steps } => Some(format!(
                 "--lr-warmup {warmup} is longer than the {steps} steps of an episode, so the \
                  learning rates never reach their schedule"
+            )),
+            Self::RareClass { class, samples, folds } => Some(format!(
+                "class `{class}` has {samples} samples, fewer than the {folds} folds, so some \
+                 control splits have none of it"
             )),
             Self::ThroughHostMemory => Some(
                 "with --comm mpi every sum copies the gradients of a GPU to host memory and back, \

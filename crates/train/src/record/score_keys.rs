@@ -7,7 +7,7 @@
 use meristem_nn::ScoreKind;
 
 /// Keys with a score, up to `accuracy` and after it.
-const KEYS: [(&str, &str); 7] = [
+const KEYS: [(&str, &str); 9] = [
     ("", ""),
     ("train_", ""),
     ("control_", ""),
@@ -15,6 +15,8 @@ const KEYS: [(&str, &str); 7] = [
     ("twin_", ""),
     ("twin_control_", ""),
     ("", "_without"),
+    ("control_", "_mean"),
+    ("control_", "_std"),
 ];
 
 /// JSON in which the keys of accuracies have the name of `score` instead.

@@ -2,25 +2,28 @@
 //!
 //! - here: all resources of a process;
 //! - `open_devices`: devices and streams;
+//! - `parts`: the samples of each env;
 //! - `serving`: splits for evaluation;
 //! - `replicas`: one host on several ranks.
 
 mod open_devices;
+mod parts;
 mod replicas;
 mod serving;
 
 use std::sync::Arc;
 
-use meristem_data::order::{self, EpochMode, EpochOrder};
-use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split};
+use meristem_data::order::{EpochMode, EpochOrder};
+use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split, Subset};
 
 pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
 pub(crate) use self::replicas::{Epoch, EpochScopes, Replicas};
-pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled};
+pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled, present};
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::processes::World;
+use crate::record::summary::PartSummary;
 use crate::setup::Setup;
 use crate::task::Task;
 
@@ -78,15 +81,18 @@ pub(crate) struct Resources {
     pub(crate) test: Option<Served>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
-    /// Distinct batches of the training split, by the sizes of the envs' parts.
+    /// Distinct batches of the training split, by the sizes of the envs' parts; 0 for an env
+    /// without samples in the batch.
     pub(crate) train_batches: Vec<Vec<usize>>,
-    /// Distinct batches of the control split, by the sizes of the envs' parts.
+    /// Distinct batches of the control split, likewise.
     pub(crate) control_batches: Vec<Vec<usize>>,
     /// Minimum and maximum number of training images of an env in a step.
     pub(crate) images_per_step: [usize; 2],
-    /// Samples in the training split, without the control split.
+    /// Parts of all envs of the run; empty if all envs have the same samples.
+    pub(crate) parts: Vec<PartSummary>,
+    /// Samples that env 0 trains on.
     pub(crate) train_samples: usize,
-    /// Samples in the control split.
+    /// Samples in the control split of env 0.
     pub(crate) control_samples: usize,
     /// Samples in the test split, if there is one.
     pub(crate) test_samples: Option<usize>,
@@ -104,15 +110,16 @@ impl Resources {
         world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
-        let len = train.first().map_or(0, |dataset| dataset.len());
-        let (kept, held_out) = order::split_by_seed(len, config.control_share(), config.seed)?;
-        check_sizes(config, kept.len(), held_out.len())?;
-        let (train_samples, control_samples) = (kept.len(), held_out.len());
+        let classes = setup.task.classes.as_deref();
+        let parts = parts::draw(config, classes, &train[0])?;
+        let first = &parts.envs()[0];
+        let (train_samples, control_samples) = (first.train.len(), first.held_out.len());
+        check_sizes(config, train_samples, control_samples)?;
         // With several replicas there is one env, and the gather treats each replica as an env.
         let replicas = config.replicas();
         let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { devices.envs() };
         let gather = GatherConfig {
-            subset: (control_samples > 0).then(|| kept.into()),
+            subset: parts.train(),
             served: Some(served.clone()),
             ..training_gather(setup, &devices)
         };
@@ -124,21 +131,26 @@ impl Resources {
             }
         };
         let gather = GatherBatches::new(&gather, &train, devices.streams())?;
+        check_shares(config, gather.order())?;
         let serve = |subset, split: &[Arc<Dataset>]| {
             let normalization = Some(setup.interface.normalization.clone());
             let options = Serving { batch: config.batch, subset, normalization };
             Served::new(options, &devices, split)
         };
-        let control = (control_samples > 0).then(|| serve(Some(held_out.into()), &train));
+        let control = (control_samples > 0).then(|| serve(parts.held_out(), &train));
         let control = control.transpose()?;
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
-        let test_samples = test.first().map(|dataset| dataset.len());
-        let test = test_samples.map(|_| serve(None, &test)).transpose()?;
+        let of_test = test.first().map(|test| parts::of_test(classes, test)).transpose()?;
+        let test_len = |dataset: &Arc<Dataset>, subset: &Subset| {
+            subset.of_env(0).map_or(dataset.len(), |samples| samples.len())
+        };
+        let test_samples = test.first().zip(of_test.as_ref());
+        let test_samples = test_samples.map(|(dataset, subset)| test_len(dataset, subset));
+        let test = of_test.map(|subset| serve(subset, &test)).transpose()?;
         let images_per_step = images_per_step(gather.order(), config.replicas());
         let train_batches = batches_of(&gather, served.clone());
         let batch_sizes = served.clone().map(|env| batch_sizes(&gather, env)).collect();
-        let control_batches =
-            control.as_ref().map_or_else(Vec::new, |control| control.batches(served.len()));
+        let control_batches = control.as_ref().map_or_else(Vec::new, Served::batches);
         Ok(Self {
             devices,
             datasets,
@@ -150,6 +162,7 @@ impl Resources {
             train_batches,
             control_batches,
             images_per_step,
+            parts: parts::summaries(config, &parts),
             train_samples,
             control_samples,
             test_samples,
@@ -181,13 +194,25 @@ fn images_per_step(order: &EpochOrder, replicas: usize) -> [usize; 2] {
     of_envs.fold([usize::MAX, 0], |[least, most], samples| [least.min(samples), most.max(samples)])
 }
 
+/// Checks that every env has at least one sample in every epoch, where envs have different parts.
+fn check_shares(config: &TrainConfig, order: &EpochOrder) -> Result<()> {
+    match (0..order.envs()).find(|env| config.has_parts() && order.samples_of(*env) == 0) {
+        None => Ok(()),
+        Some(env) => {
+            let expected = format!("full, or fewer envs: dealt leaves no sample for env {env}");
+            Err(Error::value("epoch", config.epoch, expected))
+        }
+    }
+}
+
 /// Checks that every env or rank has at least one sample in every epoch.
 fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()> {
     if train == 0 {
         let expected = "a share that leaves a training sample";
         return Err(Error::value("control-split", config.control_share(), expected));
     }
-    let sharing = if config.epoch == EpochMode::Dealt { config.envs } else { 1 };
+    let dealt = config.epoch == EpochMode::Dealt && !config.has_parts();
+    let sharing = if dealt { config.envs } else { 1 };
     for (key, got) in [("envs", sharing), ("ranks", config.replicas())] {
         if train < got {
             let expected = format!("at most {train}, the number of training samples");

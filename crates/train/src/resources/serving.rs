@@ -3,9 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig};
-use meristem_device::{Device, Stream};
-use meristem_nn::LabelledBatch;
+use meristem_data::{Batch, Dataset, GatherBatches, GatherConfig, Subset};
+use meristem_device::Stream;
+use meristem_nn::{LabelledBatch, NetworkFleet};
 
 use super::open_devices::OpenDevices;
 use crate::error::Result;
@@ -14,36 +14,64 @@ use crate::error::Result;
 pub(crate) struct Serving {
     /// Samples in a batch.
     pub(crate) batch: usize,
-    /// Indices of the samples; all if absent.
-    pub(crate) subset: Option<Arc<[u32]>>,
+    /// Samples of each env of the run.
+    pub(crate) subset: Subset,
     /// Normalisation constants; the dataset's own if absent.
     pub(crate) normalization: Option<meristem_data::Normalization>,
 }
 
-/// Number of batches of a pass over a split.
+/// Number of batches of a pass over a split, on one device.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct PassBatches {
-    /// Batches that are gathered.
+    /// Gathers.
+    pub(crate) gathers: u64,
+    /// Batches that they gather.
     pub(crate) gathered: u64,
-    /// Batches of streamed images that are copied to a device.
+    /// Batches of streamed images that are copied to the device.
     pub(crate) uploaded: u64,
+    /// Distinct batches of all envs together, by the sizes of their parts.
+    pub(crate) distinct: u64,
 }
 
 impl PassBatches {
     /// A pass over the first `batches` batches of an epoch, or over all if there are fewer.
-    pub(crate) fn new(gather: &GatherBatches, batches: usize) -> PassBatches {
+    /// `distinct` is the number of distinct batches of an epoch, as in [`batches_of`]; 0 if none is
+    /// launched for all envs together.
+    pub(crate) fn new(gather: &GatherBatches, batches: usize, distinct: usize) -> PassBatches {
         let gathered = gather.len().min(batches) as u64;
-        PassBatches { gathered, uploaded: gather.uploads(batches) }
+        let (gathers, uploaded) = (1, gather.uploads(batches));
+        PassBatches { gathers, gathered, uploaded, distinct: distinct as u64 }
     }
 }
 
-/// A split that every env sees whole, in order. It is gathered once for each device, into memory
-/// that all envs read. In the training gather each env has separate samples and memory.
+/// A split that every env sees whole, or its part of it, in order. It is gathered once for each
+/// device and part, into memory that all envs with the part read. In the training gather each env
+/// has separate samples and memory.
 pub(crate) struct Served {
-    /// Gathers of the devices with envs, each on a separate stream.
-    gathers: Vec<GatherBatches>,
+    /// Gathers, each on a separate stream.
+    gathers: Vec<SharedGather>,
     /// Gather and stream of each env.
     envs: Vec<(usize, Stream)>,
+}
+
+/// A gather for the envs of a device that have the same samples.
+struct SharedGather {
+    /// Device of the envs, as a number of [`OpenDevices::distinct`].
+    device: usize,
+    /// The samples; `None` for all.
+    samples: Option<Arc<[u32]>>,
+    gather: GatherBatches,
+}
+
+impl SharedGather {
+    /// Whether it serves these samples on this device.
+    fn serves(&self, device: usize, samples: Option<&Arc<[u32]>>) -> bool {
+        let same = match (&self.samples, samples) {
+            (Some(own), Some(other)) => Arc::ptr_eq(own, other),
+            (own, other) => own.is_none() && other.is_none(),
+        };
+        same && self.device == device
+    }
 }
 
 impl Served {
@@ -58,31 +86,60 @@ impl Served {
         datasets: &[Arc<Dataset>],
     ) -> Result<Self> {
         let Serving { batch, subset, normalization } = options;
-        let gather = |(dataset, device): (&Arc<Dataset>, &Device)| {
-            let config = GatherConfig {
-                shuffle: false,
-                subset: subset.clone(),
-                normalization: normalization.clone(),
-                ..GatherConfig::new(batch, vec![device.id()])
+        let mut gathers: Vec<SharedGather> = vec![];
+        let mut envs = vec![];
+        let placed = devices.envs().zip(&devices.device_of).zip(devices.streams());
+        for ((env, &device), stream) in placed {
+            let samples = subset.of_env(env);
+            let known = gathers.iter().position(|shared| shared.serves(device, samples));
+            let number = known.unwrap_or(gathers.len());
+            if known.is_none() {
+                let of_device = stream.device();
+                let config = GatherConfig {
+                    shuffle: false,
+                    subset: samples.cloned().map_or(Subset::All, Subset::Shared),
+                    normalization: normalization.clone(),
+                    ..GatherConfig::new(batch, vec![of_device.id()])
+                };
+                let own = of_device.stream("evaluated images");
+                let dataset = std::slice::from_ref(&datasets[device]);
+                let gather = GatherBatches::new(&config, dataset, &[own])?;
+                gathers.push(SharedGather { device, samples: samples.cloned(), gather });
+            }
+            envs.push((number, stream.clone()));
+        }
+        Ok(Self { gathers, envs })
+    }
+
+    /// Distinct batches, as the sizes of the envs' parts; 0 for an env without a part.
+    pub(crate) fn batches(&self) -> Vec<Vec<usize>> {
+        let of_batch = |batch| {
+            let size = |(gather, _): &(usize, Stream)| {
+                self.gathers[*gather].gather.order().part(batch, 0).len()
             };
-            let stream = device.stream("evaluated images");
-            Ok(GatherBatches::new(&config, std::slice::from_ref(dataset), &[stream])?)
+            self.envs.iter().map(size).collect()
         };
-        let gathers = datasets.iter().zip(devices.distinct()).map(gather);
-        let gathers = gathers.collect::<Result<_>>()?;
-        let envs = devices.device_of.iter().copied().zip(devices.streams().iter().cloned());
-        Ok(Self { gathers, envs: envs.collect() })
+        let batches = self.gathers.iter().map(|shared| shared.gather.len()).max().unwrap_or(0);
+        distinct((0..batches).map(of_batch))
     }
 
-    /// Distinct batches of `envs` envs, as the sizes of the envs' parts, which are all equal.
-    pub(crate) fn batches(&self, envs: usize) -> Vec<Vec<usize>> {
-        let sizes = self.gathers.first().map(|gather| batch_sizes(gather, 0)).unwrap_or_default();
-        sizes.into_iter().map(|size| vec![size; envs]).collect()
-    }
-
-    /// Batches of a pass, on each device.
-    pub(crate) fn pass_batches(&self) -> Option<PassBatches> {
-        self.gathers.first().map(|gather| PassBatches::new(gather, gather.len()))
+    /// Batches of a pass of all envs, on the device with the most.
+    pub(crate) fn pass_batches(&self) -> PassBatches {
+        let distinct = self.batches().len() as u64;
+        let mut most = PassBatches { distinct, ..PassBatches::default() };
+        let devices =
+            self.gathers.iter().map(|shared| shared.device).max().map_or(0, |last| last + 1);
+        for device in 0..devices {
+            let gathers = self.gathers.iter().filter(|shared| shared.device == device);
+            let passes = gathers.map(|shared| PassBatches::new(&shared.gather, usize::MAX, 0));
+            let [gathers, gathered, uploaded] = passes.fold([0; 3], |[a, b, c], pass| {
+                [a + pass.gathers, b + pass.gathered, c + pass.uploaded]
+            });
+            most.gathers = most.gathers.max(gathers);
+            most.gathered = most.gathered.max(gathered);
+            most.uploaded = most.uploaded.max(uploaded);
+        }
+        most
     }
 
     /// Begins a pass of some envs over the split. Does not wait for the devices.
@@ -90,35 +147,49 @@ impl Served {
     /// # Errors
     /// Device errors.
     pub(crate) fn pass(&mut self, envs: Range<usize>) -> Result<SplitPass<'_>> {
-        self.gathers.iter_mut().try_for_each(|gather| gather.start_epoch(0))?;
-        Ok(SplitPass { gathers: &mut self.gathers, envs: &self.envs[envs] })
+        let envs = &self.envs[envs];
+        let gathers = self.gathers.iter_mut().enumerate();
+        let used = |number: usize| envs.iter().any(|(gather, _)| *gather == number);
+        let mut gathers: Vec<_> =
+            gathers.map(|(number, shared)| used(number).then_some(&mut shared.gather)).collect();
+        gathers.iter_mut().flatten().try_for_each(|gather| gather.start_epoch(0))?;
+        Ok(SplitPass { gathers, envs })
     }
 }
 
 /// A pass over a split.
 pub(crate) struct SplitPass<'a> {
-    gathers: &'a mut [GatherBatches],
+    /// By number; `None` for a gather of no env of the pass.
+    gathers: Vec<Option<&'a mut GatherBatches>>,
     envs: &'a [(usize, Stream)],
 }
 
 impl SplitPass<'_> {
-    /// The next batch: inputs and labels, on the stream of each env. `None` at the end. Does not
-    /// wait for the devices.
+    /// The next batch: inputs and labels of each env that has samples left, on its stream, with the
+    /// env's number in the pass. `None` at the end. Does not wait for the devices.
     ///
     /// # Errors
     /// Device errors.
     pub(crate) fn next(&mut self) -> Result<Option<Vec<Batch>>> {
-        let mut gathered: Vec<Batch> = vec![];
-        for gather in &mut *self.gathers {
-            // All serve the same split and end together.
-            let Some(next) = gather.next()? else { return Ok(None) };
-            gathered.extend(next);
+        let mut gathered: Vec<Option<Batch>> = vec![];
+        for gather in &mut self.gathers {
+            let next = gather.as_mut().map(|gather| gather.next()).transpose()?.flatten();
+            gathered.push(next.and_then(|mut batches| batches.pop()));
         }
-        let on = |(gather, stream): &(usize, Stream)| {
-            let Batch { env, inputs, targets } = &gathered[*gather];
-            Ok(Batch { env: *env, inputs: inputs.on(stream)?, targets: targets.on(stream)? })
-        };
-        self.envs.iter().map(on).collect::<Result<_>>().map(Some)
+        if gathered.iter().all(Option::is_none) {
+            return Ok(None);
+        }
+        let mut batches = vec![];
+        for (env, (gather, stream)) in self.envs.iter().enumerate() {
+            if let Some(Batch { inputs, targets, .. }) = &gathered[*gather] {
+                batches.push(Batch {
+                    env,
+                    inputs: inputs.on(stream)?,
+                    targets: targets.on(stream)?,
+                });
+            }
+        }
+        Ok(Some(batches))
     }
 }
 
@@ -133,17 +204,27 @@ pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
     sizes
 }
 
-/// Distinct batches, as the sizes of the envs' parts; envs without a part are the last ones.
+/// Distinct batches, as the sizes of the envs' parts; 0 for an env without a part.
 pub(crate) fn batches_of(gather: &GatherBatches, envs: Range<usize>) -> Vec<Vec<usize>> {
     let order = gather.order();
-    let sizes = |batch| {
-        let parts = envs.clone().map(|env| order.part(batch, env).len());
-        parts.take_while(|&size| size > 0).collect()
-    };
-    let mut batches: Vec<Vec<usize>> = (0..order.batches()).map(sizes).collect();
+    let sizes = |batch| envs.clone().map(|env| order.part(batch, env).len()).collect();
+    distinct((0..order.batches()).map(sizes))
+}
+
+fn distinct(batches: impl Iterator<Item = Vec<usize>>) -> Vec<Vec<usize>> {
+    let mut batches: Vec<Vec<usize>> = batches.collect();
     batches.sort_unstable();
     batches.dedup();
     batches
+}
+
+/// The networks of the envs that have samples in a batch of [`batches_of`], and their sizes.
+pub(crate) fn present<'n>(
+    networks: &'n mut NetworkFleet<'_>,
+    sizes: &[usize],
+) -> (NetworkFleet<'n>, Vec<usize>) {
+    let envs: Vec<usize> = (0..sizes.len()).filter(|env| sizes[*env] > 0).collect();
+    (networks.select(&envs), sizes.iter().copied().filter(|size| *size > 0).collect())
 }
 
 /// Inputs and labels of batches.

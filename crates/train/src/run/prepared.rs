@@ -24,12 +24,14 @@ use crate::record::events::Event;
 use crate::record::journal::Journal;
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
-use crate::record::summary::{MemorySummary, SUMMARY_VERSION, Status, Stretch, Summary};
+use crate::record::summary::{
+    FoldSummary, MemorySummary, SUMMARY_VERSION, Status, Stretch, Summary,
+};
 use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
-use crate::settings::CommKind;
+use crate::settings::{CommKind, TaskKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::report;
@@ -170,6 +172,21 @@ impl PreparedRun {
         }
     }
 
+    /// Notes the least frequent class, if it has fewer samples than there are folds.
+    fn notice_rare_class(&self, observer: &mut dyn Observer) {
+        let Setup { config, info, task, .. } = &self.setup;
+        let Some(folds) = config.folds.filter(|_| task.kind == TaskKind::Classify) else { return };
+        let wanted = |class: usize| {
+            task.classes.as_ref().is_none_or(|classes| classes.contains(&(class as u32)))
+        };
+        let counts = info.classes.iter().zip(&info.per_class).enumerate();
+        let counts = counts.filter(|(class, (_, samples))| wanted(*class) && **samples > 0);
+        let least = counts.map(|(_, (name, samples))| (name, *samples)).min_by_key(|least| least.1);
+        if let Some((class, samples)) = least.filter(|(_, samples)| *samples < folds) {
+            observer.notice(&Notice::RareClass { class, samples, folds });
+        }
+    }
+
     /// Runs the remaining rounds, then writes the results, even after a failure. Returns rank 0's
     /// summary on all processes.
     pub(crate) fn finish(
@@ -197,6 +214,7 @@ impl PreparedRun {
         }
         if world.rank() == 0 {
             self.notice_idle_settings(observer);
+            self.notice_rare_class(observer);
             let is_gpu = |device: &Device| matches!(device.id(), DeviceId::Cuda(_));
             let has_gpu = self.resources.devices.distinct().iter().any(is_gpu);
             if has_gpu && world.size() > 1 && self.setup.config.comm == CommKind::Mpi {
@@ -395,6 +413,7 @@ impl PreparedRun {
             rollbacks: totals.rollbacks,
             events_dropped,
             trace: None,
+            folds: setup.config.folds.and_then(|count| FoldSummary::of(count, &checkpoints.envs)),
             envs: checkpoints.envs,
             round_results: checkpoints.rounds,
         }

@@ -19,6 +19,7 @@ pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
         train_samples: resources.train_samples,
         control_samples: resources.control_samples,
         test_samples: resources.test_samples,
+        parts: resources.parts.clone(),
         host: setup.member(0).host.clone().into(),
         host_parameters: setup.member(0).host_parameters,
         envs: config.envs,

@@ -17,8 +17,7 @@ use crate::step::permitted;
 /// A device failure.
 pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let workers = context.resources.devices.workers();
-    let pass = context.resources.control.as_ref().and_then(Served::pass_batches);
-    let pass = pass.unwrap_or_default();
+    let pass = context.resources.control.as_ref().map(Served::pass_batches).unwrap_or_default();
     let limits = |device: &ScopedDevice| permitted::control_step(device, workers, pass);
     let _scopes = context.hot_scopes(permitted::CONTROL_STEP, limits);
     evaluate_control(context.resources, context.population)?;
@@ -67,9 +66,11 @@ fn enqueue(
     rows: &[Vec<Range<usize>>],
 ) -> Result<()> {
     while let Some(batches) = pass.next()? {
+        let envs: Vec<usize> = batches.iter().map(|batch| batch.env).collect();
         let batches = labelled(&batches);
         for (networks, rows) in fleets.iter_mut().zip(rows) {
-            networks.eval_rows(&batches, rows)?;
+            let rows: Vec<_> = envs.iter().map(|env| rows[*env].clone()).collect();
+            networks.select(&envs).eval_rows(&batches, &rows)?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use crate::env::Population;
 use crate::error::Result;
-use crate::resources::Resources;
+use crate::resources::{Resources, present};
 use crate::step::context::StepContext;
 use crate::step::growth;
 
@@ -36,16 +36,21 @@ fn prepare(
     let configurations = population.configurations();
     for (mut networks, configurations) in population.fleets().into_iter().zip(configurations) {
         if resources.replicas.is_none() {
-            let mut batches = resources.train_batches.iter();
-            batches.try_for_each(|sizes| networks.prepare_training(sizes))?;
-            if statistics_batches > 0 {
-                let mut batches = resources.train_batches.iter();
-                batches.try_for_each(|sizes| networks.prepare_statistics(sizes))?;
+            for batch in &resources.train_batches {
+                let (mut networks, sizes) = present(&mut networks, batch);
+                networks.prepare_training(&sizes)?;
+            }
+            for batch in resources.train_batches.iter().filter(|_| statistics_batches > 0) {
+                let (mut networks, sizes) = present(&mut networks, batch);
+                networks.prepare_statistics(&sizes)?;
             }
         }
-        let rows: Vec<_> = configurations.into_iter().map(|count| 0..count).collect();
-        let mut batches = resources.control_batches.iter();
-        batches.try_for_each(|sizes| networks.prepare_evaluation(sizes, &rows))?;
+        for batch in &resources.control_batches {
+            let with_part = configurations.iter().zip(batch).filter(|(_, size)| **size > 0);
+            let rows: Vec<_> = with_part.map(|(count, _)| 0..*count).collect();
+            let (mut networks, sizes) = present(&mut networks, batch);
+            networks.prepare_evaluation(&sizes, &rows)?;
+        }
     }
     Ok(())
 }

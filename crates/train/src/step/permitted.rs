@@ -23,11 +23,15 @@ pub(crate) const DECIDE: &str = "decide";
 /// Name of the scope around the snapshots of a step.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
+/// Distinct batches of a pass over one split for all envs: full ones, and a smaller last one.
+const DISTINCT_BATCHES: u64 = 2;
+
 /// Copies of address tables in a pass. The gather reads the samples of each batch at another
-/// address. The addresses of envs and of twins stay: a graph is built for each size of batches, of
-/// which there are two, and has two tables.
+/// address. The addresses of envs and of twins stay: a graph is built for each distinct batch, and
+/// has two tables.
 fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
-    if device.has_graphs { pass.gathered + 2 * 2 * 2 } else { 0 }
+    let graphs = 2 * pass.distinct.max(DISTINCT_BATCHES);
+    if device.has_graphs { pass.gathered + 2 * graphs } else { 0 }
 }
 
 /// Waits for staging memory in a pass with `uploads` uploads to a CUDA device. More than 256 MiB of
@@ -63,8 +67,8 @@ pub(crate) fn control_step(device: &ScopedDevice, workers: u64, pass: PassBatche
         copies_to_host: 1,
         // The wait for that copy.
         synchronizations: 1 + staging_waits(device, pass.uploaded),
-        // Order of the control split, streamed images, and address tables.
-        copies_to_device: 1 + pass.uploaded + address_tables(device, pass),
+        // Orders of the control splits, streamed images, and address tables.
+        copies_to_device: pass.gathers.max(1) + pass.uploaded + address_tables(device, pass),
         // A larger arena for each worker, for a pattern of alphas that an env has not evaluated
         // before.
         allocations: device.envs * workers,

@@ -38,7 +38,8 @@ pub(crate) fn report(
         let twin = twins.get(nth).map(|twin| summarise_twin(twin, &judged));
         let members = setup.config.members.as_ref();
         let member = members.map(|members| members.of_env(env.index).to_string());
-        summaries.push(EnvSummary { twin, member, ..summarise(env, metrics, &judged) });
+        let part = resources.parts.get(env.index).cloned();
+        summaries.push(EnvSummary { twin, member, part, ..summarise(env, metrics, &judged) });
     }
     Ok(summaries)
 }
@@ -59,6 +60,7 @@ fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
     EnvSummary {
         env: env.index,
         member: None,
+        part: None,
         train_loss,
         train_score,
         control_loss: grown.control_loss(),

@@ -1,5 +1,6 @@
 //! Training of a step: the inner loop, and the running statistics after it.
 
+use meristem_data::Batch;
 use meristem_device::{HotScope, ScopePolicy};
 use meristem_nn::{Network, observed_weight};
 
@@ -27,9 +28,9 @@ pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
 fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     let _span = context.resources.devices.span(|| "train_epoch");
     let policy = context.epoch_policy();
-    let Resources { devices, train, replicas, .. } = &mut *context.resources;
+    let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
     let (devices, journal) = (&*devices, &mut *context.journal);
-    let pass = PassBatches::new(train, train.len());
+    let pass = PassBatches::new(train, train.len(), train_batches.len());
     let limits = |device: &ScopedDevice| permitted::train_step(device, pass);
     let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
     let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
@@ -45,13 +46,16 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
             let mut fleets = context.population.fleets();
             let mut batches = 0;
             while let Some(next) = train.next()? {
-                let labelled = labelled(&next);
-                fleets.iter_mut().try_for_each(|networks| networks.train_step(&labelled))?;
+                let (envs, labelled) = (places(&next, devices), labelled(&next));
+                for networks in &mut fleets {
+                    networks.select(&envs).train_step(&labelled)?;
+                }
                 batches += (fleets.len() * next.len()) as u64;
                 // The first fleet has the networks of the envs, without twins.
-                let grown = fleets.iter().take(1).flat_map(|networks| networks.networks());
-                for (batch, network) in next.iter().zip(grown) {
-                    journal.batch_enqueued(batch.env, network)?;
+                if let Some(grown) = fleets.first_mut() {
+                    for (batch, network) in next.iter().zip(grown.select(&envs).networks()) {
+                        journal.batch_enqueued(batch.env, network)?;
+                    }
                 }
             }
             let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
@@ -63,6 +67,12 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     }
     context.spent.training_steps = batches;
     Ok(())
+}
+
+/// Places of the envs with these batches among the envs of this process.
+fn places(batches: &[Batch], devices: &OpenDevices) -> Vec<usize> {
+    let first = devices.envs().start;
+    batches.iter().map(|batch| batch.env - first).collect()
 }
 
 fn statistics_scopes(
@@ -80,7 +90,7 @@ fn statistics_scopes(
 /// of one env recompute statistics in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
-    let Resources { devices, train, replicas, .. } = &mut *context.resources;
+    let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
     let batches = context.setup.config.statistics_batches;
     if batches == 0 || replicas.is_some() {
         return Ok(());
@@ -88,15 +98,18 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _span = devices.span(|| "recompute statistics");
     // Batches and images of each env, which its twin has too.
     let mut observed = vec![(0, 0); context.population.envs.len()];
-    let _scopes = statistics_scopes(devices, policy, PassBatches::new(train, batches));
+    let _scopes =
+        statistics_scopes(devices, policy, PassBatches::new(train, batches, train_batches.len()));
     train.start_epoch(STATISTICS_EPOCH)?;
     let mut fleets = context.population.fleets();
     fleets.iter_mut().try_for_each(|networks| networks.begin_statistics())?;
     for _ in 0..batches {
         let Some(next) = train.next()? else { break };
+        let envs = places(&next, devices);
         let inputs: Vec<_> = next.iter().map(|batch| &batch.inputs).collect();
-        fleets.iter_mut().try_for_each(|networks| networks.observe(&inputs))?;
-        for (inputs, (batches, images)) in inputs.iter().zip(&mut observed) {
+        fleets.iter_mut().try_for_each(|networks| networks.select(&envs).observe(&inputs))?;
+        for (inputs, env) in inputs.iter().zip(envs) {
+            let (batches, images) = &mut observed[env];
             *batches += 1;
             *images += inputs.dims().first().map_or(0, |images| *images as u64);
         }

@@ -97,7 +97,7 @@ impl Meristem {
 /// signals and terminals, around runs whose launches these modules check.
 fn is_sanitized() -> bool {
     const MODULES: &[&str] =
-        &["blueprints", "check", "devices", "learning", "resume", "train", "twin"];
+        &["blueprints", "check", "devices", "learning", "parts", "resume", "train", "twin"];
     let thread = std::thread::current();
     let module = thread.name().and_then(|test| test.split("::").next());
     module.is_none_or(|module| MODULES.contains(&module))

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::types::{ControllerKind, Normalize, PolicyStart, TaskKind};
 use crate::record::recorded::{Recorded, as_host, as_text, as_texts};
+use crate::record::summary::PartSummary;
 
 /// Description of a run at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,12 +25,16 @@ pub struct RunStarted {
     /// Constants that normalise pixels; omitted if they are computed from the training images.
     #[serde(default, skip_serializing_if = "is_data")]
     pub normalize: Normalize,
-    /// Samples in the training split, without the control split.
+    /// Samples in the training split, without the control split; if envs have different parts, of
+    /// env 0.
     pub train_samples: usize,
-    /// Samples in the control split.
+    /// Samples in the control split, likewise.
     pub control_samples: usize,
     /// Samples in the test split; null without one.
     pub test_samples: Option<usize>,
+    /// Part of each env; omitted if all envs have the same samples.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<PartSummary>,
     /// Host, as the name of a preset or a description.
     #[serde(with = "as_host")]
     pub host: Recorded<HostSpec>,
@@ -45,7 +50,7 @@ pub struct RunStarted {
     pub rounds: usize,
     /// Steps per episode.
     pub steps: usize,
-    /// Batches per env and step.
+    /// Batches per step of the env with the most.
     pub batches: usize,
     /// Share of the training samples that an env gets in a step; absent in older runs, which dealt
     /// the samples out.

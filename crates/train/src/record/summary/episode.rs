@@ -18,6 +18,9 @@ pub struct EnvSummary {
     /// settings of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<String>,
+    /// Part of the dataset that the env has; omitted if all envs have the same samples.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<PartSummary>,
     /// Mean training loss over the last step; null if it was not finite and the env was rolled
     /// back.
     #[serde(deserialize_with = "null_as_nan")]
@@ -62,6 +65,56 @@ pub struct EnvSummary {
     pub rollbacks: usize,
     /// Path of the weights file, relative to the run folder.
     pub weights: PathBuf,
+}
+
+/// Part of the dataset that an env has, if envs have different parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartSummary {
+    /// Number of the fold that the env holds out as its control split, from 0; omitted without
+    /// folds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fold: Option<usize>,
+    /// Samples that the env trains on; with bootstrap a sample counts as often as it was drawn.
+    pub train_samples: usize,
+    /// Samples in the env's control split.
+    pub control_samples: usize,
+}
+
+/// Scores of the held-out folds over all envs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FoldSummary {
+    /// Number of folds.
+    pub count: usize,
+    /// Mean of the control scores.
+    #[serde(
+        rename = "control_accuracy_mean",
+        alias = "control_f1_mean",
+        alias = "control_r2_mean",
+        deserialize_with = "null_as_nan"
+    )]
+    pub control_score_mean: f64,
+    /// Standard deviation of the control scores, with n − 1 in the denominator.
+    #[serde(
+        rename = "control_accuracy_std",
+        alias = "control_f1_std",
+        alias = "control_r2_std",
+        deserialize_with = "null_as_nan"
+    )]
+    pub control_score_std: f64,
+}
+
+impl FoldSummary {
+    /// Scores of `count` folds; `None` if fewer than two envs were measured.
+    pub(crate) fn of(count: usize, envs: &[EnvSummary]) -> Option<Self> {
+        let scores: Vec<f64> = envs.iter().filter_map(|env| env.control_score).collect();
+        if scores.len() < 2 {
+            return None;
+        }
+        let mean = scores.iter().sum::<f64>() / scores.len() as f64;
+        let squares: f64 = scores.iter().map(|score| (score - mean) * (score - mean)).sum();
+        let control_score_std = (squares / (scores.len() - 1) as f64).sqrt();
+        Some(Self { count, control_score_mean: mean, control_score_std })
+    }
 }
 
 /// Results of the twin of an env at the end of an episode. The twin is the same host without

@@ -13,7 +13,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cost::HotTotals;
 pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnerMemory};
-pub use self::episode::{EnvSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary};
+pub use self::episode::{
+    EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, PartSummary, RoundSummary, TwinSummary,
+};
 pub use self::leaderboard::{Place, Spread};
 use crate::config::TrainConfig;
 use crate::config::types::{Normalize, TaskKind};
@@ -184,6 +186,9 @@ pub struct Summary {
     pub events_dropped: u64,
     /// The trace, if one was requested.
     pub trace: Option<TraceSummary>,
+    /// Scores of the held-out folds in the last round; omitted without folds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub folds: Option<FoldSummary>,
     /// Results of the envs in the last round.
     pub envs: Vec<EnvSummary>,
     /// Results of every round.
@@ -203,9 +208,10 @@ impl Summary {
 pub struct DatasetSummary {
     /// Name.
     pub name: String,
-    /// Samples in the training split, without the control split.
+    /// Samples in the training split, without the control split; if envs have different parts, of
+    /// env 0.
     pub train_samples: usize,
-    /// Samples in the control split.
+    /// Samples in the control split, likewise.
     pub control_samples: usize,
     /// Samples in the test split; null without one.
     pub test_samples: Option<usize>,

@@ -185,7 +185,7 @@ impl Trainer {
         if self.statistics_batches == 0 || network.statistics().next().is_none() {
             return Ok(None);
         }
-        let _scopes = scopes(PassBatches::new(gather, self.statistics_batches));
+        let _scopes = scopes(PassBatches::new(gather, self.statistics_batches, 0));
         gather.start_epoch(STATISTICS_EPOCH)?;
         network.begin_statistics()?;
         for _ in 0..self.statistics_batches {

@@ -1,0 +1,86 @@
+//! Parts of the dataset: the samples that each env of a run trains on and is measured on.
+
+use meristem_data::parts::{EnvPart, HeldOut, PartTargets, Parts, PartsConfig, of_classes};
+use meristem_data::{Dataset, Subset};
+
+use crate::config::TrainConfig;
+use crate::error::{Error, Result};
+use crate::record::summary::PartSummary;
+
+/// Draws the parts of all envs of a run from the training split. `classes` are the numbers of the
+/// classes that the run is restricted to. Waits for the device if the settings need the targets.
+///
+/// # Errors
+/// [`Error::Value`]: settings that do not fit the samples; a device failure.
+pub(super) fn draw(
+    config: &TrainConfig,
+    classes: Option<&[u32]>,
+    train: &Dataset,
+) -> Result<Parts> {
+    let held_out = match config.folds {
+        Some(folds) => HeldOut::Folds(folds),
+        None => HeldOut::Share(config.control_share()),
+    };
+    let rules = PartsConfig {
+        classes: classes.map(Into::into),
+        held_out,
+        // Env i is member i, so each member has every fold.
+        envs_per_fold: config.members_len(),
+        train_share: config.train_share,
+        bootstrap: config.bootstrap,
+        seed: config.seed,
+    };
+    let needs_targets = config.folds.is_some() || classes.is_some();
+    let has_classes = train.target_kind() == meristem_data::TargetKind::Classes;
+    let labels = (needs_targets && has_classes).then(|| train.targets().to_vec::<u32>());
+    let targets = labels.transpose()?;
+    let targets = match &targets {
+        Some(classes) => PartTargets::Classes(classes),
+        None => PartTargets::Other(train.len()),
+    };
+    Parts::draw(&rules, targets, config.envs).map_err(as_setting)
+}
+
+/// The samples of the test split with these classes; all without a list. Waits for the device if
+/// there is a list.
+///
+/// # Errors
+/// [`Error::Value`] if no sample has one of them; a device failure.
+pub(super) fn of_test(classes: Option<&[u32]>, test: &Dataset) -> Result<Subset> {
+    let Some(classes) = classes else { return Ok(Subset::All) };
+    let samples = of_classes(&test.targets().to_vec::<u32>()?, classes);
+    if samples.is_empty() {
+        let expected = "classes of which the test split has samples";
+        return Err(Error::value("classes", text(classes), expected));
+    }
+    Ok(Subset::Shared(samples))
+}
+
+/// The parts of all envs for events and summary; empty if all envs have the same samples.
+pub(super) fn summaries(config: &TrainConfig, parts: &Parts) -> Vec<PartSummary> {
+    let summary = |part: &EnvPart| PartSummary {
+        fold: part.fold,
+        train_samples: part.train.len(),
+        control_samples: part.held_out.len(),
+    };
+    let envs = parts.envs().iter().filter(|_| config.has_parts());
+    envs.map(summary).collect()
+}
+
+/// The error of a setting, for an argument that has its name.
+fn as_setting(error: meristem_data::Error) -> Error {
+    match error {
+        meristem_data::Error::Argument { argument, expected, got, .. } => {
+            let key = match argument {
+                "held_out" => "control-split".into(),
+                argument => argument.replace('_', "-"),
+            };
+            Error::value(&key, got, expected)
+        }
+        error => error.into(),
+    }
+}
+
+fn text(classes: &[u32]) -> String {
+    classes.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+}
