@@ -136,6 +136,18 @@ fn a_bootstrap_sample_leaves_out_a_third() {
     }
 }
 
+/// With blocks of envs every env of a block holds out the same fold.
+#[test]
+fn blocks_of_envs_hold_out_the_same_fold() {
+    let classes: Vec<u32> = (0..30).map(|i| i % 3).collect();
+    let one = drawn(&folds(3, 5), &classes, 3);
+    let config = PartsConfig { envs_per_fold: 2, ..folds(3, 5) };
+    let blocks = drawn(&config, &classes, 12);
+    for (env, part) in blocks.iter().enumerate() {
+        assert_eq!(*part, one[env / 2 % 3], "env {env}");
+    }
+}
+
 /// The parts are a contract: these numbers never change. They were computed by an implementation in
 /// another language, written from the documentation, not by this code.
 #[test]
