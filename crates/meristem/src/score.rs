@@ -32,14 +32,17 @@ pub(crate) fn figure(kind: ScoreKind, score: f64) -> String {
     }
 }
 
-/// Mean and standard deviation over the held-out folds.
-pub(crate) fn folds(kind: ScoreKind, folds: &FoldSummary) -> String {
-    let FoldSummary { count, control_score_mean: mean, control_score_std: std } = folds;
+/// Mean and standard deviation over the held-out folds, such as `81.2 ± 1.3 %`.
+pub(crate) fn spread(kind: ScoreKind, folds: &FoldSummary) -> String {
+    let FoldSummary { control_score_mean: mean, control_score_std: std, .. } = folds;
     let [mean, std] = [mean, std].map(|score| figure(kind, *score));
-    format!(
-        "{count} folds held out: {kind} {mean} ± {std}{} (mean ± standard deviation)",
-        unit(kind)
-    )
+    format!("{mean} ± {std}{}", unit(kind))
+}
+
+/// Line about the held-out folds.
+pub(crate) fn folds(kind: ScoreKind, folds: &FoldSummary) -> String {
+    let spread = spread(kind, folds);
+    format!("{} folds held out: {kind} {spread} (mean ± standard deviation)", folds.count)
 }
 
 /// Unit after a figure.

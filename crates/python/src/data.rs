@@ -138,6 +138,7 @@ struct Options {
     drop_last: bool,
     seed: u64,
     subset: Option<Vec<u32>>,
+    parts: Option<Vec<Vec<u32>>>,
     crop: usize,
     flip: bool,
     cutout: usize,
@@ -157,6 +158,15 @@ fn renamed(mut error: data::Error) -> data::Error {
         };
     }
     error
+}
+
+/// The samples of one list for all envs, or of a list for each.
+fn subset_of(shared: Option<Vec<u32>>, parts: Option<Vec<Vec<u32>>>) -> Subset {
+    match (shared, parts) {
+        (_, Some(parts)) => Subset::PerEnv(parts.into_iter().map(Into::into).collect()),
+        (Some(list), None) => Subset::Shared(list.into()),
+        (None, None) => Subset::All,
+    }
 }
 
 /// Batches of an epoch, gathered ahead of the caller.
@@ -239,7 +249,7 @@ impl Gather {
                 shuffle: given.shuffle,
                 drop_last: given.drop_last,
                 seed: given.seed,
-                subset: given.subset.map_or(Subset::All, |list| Subset::Shared(list.into())),
+                subset: subset_of(given.subset, given.parts),
                 augment: Augment {
                     crop_padding: given.crop,
                     flip: given.flip,

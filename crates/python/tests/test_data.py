@@ -91,6 +91,19 @@ def test_unsupported_requests_of_a_consumer_are_errors(data):
         batch.inputs.__dlpack__(stream=1)
 
 
+def test_each_env_has_the_samples_of_its_part(data):
+    parts = [np.arange(20), [5, 5, 7]]
+    batches = meristem.GatherBatches(data, 8, envs=2, parts=parts, shuffle=False)
+    [whole] = next(meristem.GatherBatches(data, 20, shuffle=False).epoch())
+    images, labels = np.asarray(whole.inputs), np.asarray(whole.targets)
+    assert [[batch.env for batch in batch_of_all] for batch_of_all in batches.epoch()] == [[0, 1], [0], [0]]
+    for env, part in enumerate(parts):
+        of_env = [batch for batch_of_all in batches.epoch() for batch in batch_of_all if batch.env == env]
+        copies = [(np.array(batch.inputs), np.array(batch.targets)) for batch in of_env]
+        assert np.array_equal(np.concatenate([inputs for inputs, _ in copies]), images[part])
+        assert np.array_equal(np.concatenate([targets for _, targets in copies]), labels[part])
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -98,6 +111,9 @@ def test_unsupported_requests_of_a_consumer_are_errors(data):
         ({"envs": 0}, "`envs`: got 0, expected 1 to 65536"),
         ({"epoch": "half"}, "`epoch` must be"),
         ({"subset": [10_000]}, "`subset` must be indices below 10000"),
+        ({"parts": [[10_000]]}, "`parts` must be indices below 10000"),
+        ({"parts": [[0], [1]]}, "`parts` must be a part for each of the 1 envs, got 2"),
+        ({"parts": [[0]], "subset": [0]}, "expected None with `subset`"),
         ({"normalize": ([0.0], [0.0])}, "`normalize` must be"),
         ({"cutout": 99}, "must be"),
     ],

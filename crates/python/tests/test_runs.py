@@ -34,6 +34,24 @@ def test_a_run_is_trained_and_read(tiny):
     assert run.weights(1).is_file()
 
 
+def test_folds_are_the_envs_of_one_run(tmp_path):
+    settings = {"dataset": "blobs", "host": "mlp:8", "controller": "none", "steps": 1}
+    run = meristem.train(**settings, folds=3, run_dir=tmp_path / "folds")
+    envs = run.summary["envs"]
+    assert [env["part"]["fold"] for env in envs] == [0, 1, 2]
+    scores = [env["control_accuracy"] for env in envs]
+    folds = run.summary["folds"]
+    assert folds["count"] == 3
+    assert folds["control_accuracy_mean"] == pytest.approx(np.mean(scores))
+    assert folds["control_accuracy_std"] == pytest.approx(np.std(scores, ddof=1))
+    parts = {"bootstrap": True, "train_share": 0.5, "classes": [0, "3"]}
+    run = meristem.train(**settings, **parts, envs=2, run_dir=tmp_path / "bags")
+    assert [env["part"]["train_samples"] for env in run.summary["envs"]] == [800, 800]
+    assert "folds" not in run.summary
+    with pytest.raises(errors.SettingError, match="`envs`: got 4, expected a multiple of 3"):
+        meristem.train(**settings, folds=3, envs=4, run_dir=tmp_path / "refused")
+
+
 def test_columns_equal_the_keys_of_the_file(trained):
     with (trained.path / "events.jsonl").open() as file:
         lines = [json.loads(line) for line in file]

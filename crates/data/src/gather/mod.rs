@@ -444,7 +444,8 @@ fn check_config(
     let outside = |index: &&u32| **index as usize >= len;
     if let Some(index) = subset.distinct().iter().find_map(|subset| subset.iter().find(outside)) {
         let expected = format!("indices below {len}, the number of samples");
-        return wrong("subset", expected, index.to_string(), "split the dataset that is served");
+        let argument = if let Subset::PerEnv(_) = subset { "parts" } else { "subset" };
+        return wrong(argument, expected, index.to_string(), "split the dataset that is served");
     }
     augment.check(datasets[0].info().kind, datasets[0].shape())?;
     normalization.as_ref().map_or(Ok(()), |given| check_normalization(given, datasets))

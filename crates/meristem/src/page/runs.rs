@@ -90,6 +90,13 @@ pub(crate) fn results(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
     ];
     // After the state.
     rows.splice(1..1, inserted);
+    if overviews().any(|run| run.folds.is_some()) {
+        let spread = |run: &Overview| {
+            let folds = run.folds.as_ref();
+            folds.map_or("–".into(), |folds| score::spread(run.task.score(), folds))
+        };
+        rows.insert(2, ("control over folds".into(), overviews().map(spread).collect()));
+    }
     rows
 }
 

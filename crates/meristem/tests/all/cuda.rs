@@ -80,13 +80,13 @@ fn a_growing_host_with_rounded_factors_is_independent_of_the_order() {
     assert_independent_of_order(&format!("{GROWING} --precision tf32"));
 }
 
-/// D14: the fifth batch has no part for env 0, and the control splits differ.
+/// D14: the fifth batch has no part for env 0, and the control splits differ. Streamed samples change
+/// no bit, in another order and on another number of streams.
 #[test]
 fn envs_of_unequal_parts_are_independent_of_the_order_on_the_device() {
-    assert_independent_of_order(UNEQUAL);
     let m = Meristem::new();
     let expected = run(&m, UNEQUAL, "resident", 1);
-    let streamed = run(&m, &format!("{UNEQUAL} --data-budget 1KiB"), "streamed", 2);
+    let streamed = run(&m, &format!("{UNEQUAL} --data-budget 1KiB --threads 3"), "streamed", 2);
     assert_eq!(streamed.weights, expected.weights);
 }
 

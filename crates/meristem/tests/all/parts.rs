@@ -54,6 +54,8 @@ fn folds_are_held_out_in_turn_and_summarised() {
     // The written settings start the same run again.
     m.ok("train --config run/config.toml --run-dir again --quiet");
     assert_eq!(outcome(&m, "again").weights, outcome(&m, "run").weights);
+    let compared = m.ok("runs compare run again").stdout;
+    assert!(compared.contains("control over folds"), "{compared}");
 }
 
 #[test]
@@ -158,6 +160,8 @@ fn impossible_parts_are_refused() {
     refused("--classes 5", &["`classes`: got `5`", "numbers from 0 to 4"]);
     refused("--classes 1,1", &["`classes`: got `1` twice"]);
     refused("--dataset friedman --classes 1", &["`classes`", "only classify has classes"]);
-    let dealt = "--folds 2 --envs 8 --train-share 0.001 --epoch dealt";
-    refused(dealt, &["`epoch`: got dealt", "no sample for env"]);
+    // Six envs share the four samples outside of a fold.
+    fs::write(m.path("t.csv"), "x,kind\n1,a\n2,a\n3,a\n4,b\n5,b\n6,b\n").unwrap();
+    let table = "--dataset table --data-root t.csv --target kind --folds 3 --envs 18";
+    refused(&format!("{table} --epoch dealt"), &["`epoch`: got dealt", "no sample for env 12"]);
 }

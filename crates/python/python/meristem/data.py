@@ -192,6 +192,7 @@ class GatherBatches:
         drop_last: bool = False,
         seed: int = 0,
         subset: Sequence[int] | None = None,
+        parts: Sequence[Sequence[int]] | None = None,
         crop: int = 0,
         flip: bool = False,
         cutout: int = 0,
@@ -210,6 +211,9 @@ class GatherBatches:
             drop_last: Whether to leave out a last batch that is not full.
             seed: Seed of order and augmentation.
             subset: Indices of the images to use; all by default.
+            parts: Indices of the images of each env, instead of ``subset``; an index may occur several
+                times. Envs with fewer images have fewer batches. With epoch ``dealt`` envs with equal
+                lists divide them.
             crop: Pixels of padding before a random crop; 0 for none.
             flip: Whether to flip left and right with probability 1/2.
             cutout: Side of a square that is cut out, in pixels; 0 for none.
@@ -228,7 +232,8 @@ class GatherBatches:
             "shuffle": flag("shuffle", shuffle, DataError),
             "drop_last": flag("drop_last", drop_last, DataError),
             "seed": integer("seed", seed, 0, SEED_MAX, DataError),
-            "subset": None if subset is None else _indices(subset),
+            "subset": None if subset is None else _indices("subset", subset),
+            "parts": None if parts is None else _parts(parts, subset),
             "crop": integer("crop", crop, 0, U32_MAX, DataError),
             "flip": flag("flip", flip, DataError),
             "cutout": integer("cutout", cutout, 0, U32_MAX, DataError),
@@ -263,15 +268,22 @@ class GatherBatches:
         return self._gather.added_buffers()
 
 
-def _indices(subset: object) -> list[int]:
+def _indices(argument: str, subset: object) -> list[int]:
     expected = "indices of images, such as `numpy.flatnonzero(mask)`"
     numbers = []
-    for item in sequence("subset", subset, expected, DataError):
+    for item in sequence(argument, subset, expected, DataError):
         number = index(item)
         if number is None or not 0 <= number <= U32_MAX:
-            raise refused("subset", item, expected, DataError)
+            raise refused(argument, item, expected, DataError)
         numbers.append(number)
     return numbers
+
+
+def _parts(parts: object, subset: object) -> list[list[int]]:
+    if subset is not None:
+        raise refused("parts", parts, "None with `subset`", DataError)
+    expected = "a list of indices of images for each env"
+    return [_indices("parts", part) for part in sequence("parts", parts, expected, DataError)]
 
 
 def _constants(normalize: object) -> tuple[list[float], list[float]]:

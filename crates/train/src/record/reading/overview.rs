@@ -18,7 +18,7 @@ use crate::record::reading::history::RunHistory;
 use crate::record::reading::settings::Settings;
 use crate::record::reading::tail::EventTail;
 use crate::record::run_folder::{LOCK, is_unfilled};
-use crate::record::summary::{self, Status, Summary};
+use crate::record::summary::{self, FoldSummary, Status, Summary};
 
 /// Levels of folders below the given one that are searched; a study has its runs in the third.
 const DEPTH_MAX: usize = 4;
@@ -99,6 +99,9 @@ pub struct Overview {
     /// Mean control score.
     #[serde(rename = "control_accuracy")]
     pub control_score: Option<f64>,
+    /// Scores of the held-out folds; known once a run with folds has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folds: Option<FoldSummary>,
     /// Mean test score; known once the run has ended.
     #[serde(rename = "test_accuracy")]
     pub test_score: Option<f64>,
@@ -289,6 +292,7 @@ impl Overview {
             seed: number("seed"),
             steps: length.map(|[steps, rounds]| [0, steps.saturating_mul(rounds)]),
             control_score: None,
+            folds: None,
             test_score: None,
             parameters: None,
             training_flops: None,
@@ -305,6 +309,7 @@ impl Overview {
         self.task = summary.task;
         self.state = RunState::from(summary.status);
         self.control_score = mean(envs.iter().filter_map(|env| env.control_score));
+        self.folds = summary.folds;
         self.test_score = mean(envs.iter().filter_map(|env| env.test_score));
         self.parameters = mean(envs.iter().map(|env| env.parameters as f64));
         self.training_flops = Some(summary.training_flops);
