@@ -154,9 +154,9 @@ impl LearnerLoop {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Sets the weights of an env to the contents of a weights file.
-    fn load(&self, py: Python<'_>, env: usize, contents: &[u8]) -> PyResult<()> {
-        self.with(py, |learners| Ok(learners.load(env, Path::new("weights"), contents)?))
+    /// Sets the weights of an env to the contents of a weights file. Errors refer to it as `name`.
+    fn load(&self, py: Python<'_>, env: usize, name: &str, contents: &[u8]) -> PyResult<()> {
+        self.with(py, |learners| Ok(learners.load(env, Path::new(name), contents)?))
     }
 
     /// Writes the state of all envs to a file.

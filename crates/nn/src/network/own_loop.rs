@@ -167,7 +167,11 @@ impl Network {
         Ok(pass)
     }
 
-    fn loop_tensors<'a>(&'a self, inputs: &'a [&Tensor], outputs: &'a [&Tensor]) -> LaunchTensors<'a> {
+    fn loop_tensors<'a>(
+        &'a self,
+        inputs: &'a [&Tensor],
+        outputs: &'a [&Tensor],
+    ) -> LaunchTensors<'a> {
         let arena = Some(Arena::Kept(&self.arena.activations));
         LaunchTensors { arena, outputs, ..self.tensors(inputs, None, 0) }
     }
@@ -218,9 +222,8 @@ impl NetworkFleet<'_> {
     pub fn backward(&mut self, gradients: &[&Tensor]) -> Result<()> {
         self.check("backward", "gradients", gradients.len(), 0..=self.len())?;
         let pairs = self.networks.iter().zip(gradients);
-        let passes: Vec<&KeptPass> = pairs
-            .map(|(network, gradient)| network.due_pass(gradient))
-            .collect::<Result<_>>()?;
+        let passes: Vec<&KeptPass> =
+            pairs.map(|(network, gradient)| network.due_pass(gradient)).collect::<Result<_>>()?;
         let launches = passes.iter().zip(gradients).map(|(pass, gradient)| LoopLaunch {
             operation: "backward",
             run: LaunchSteps::from_plan(&pass.plan, Phase::Backward..=Phase::Backward),

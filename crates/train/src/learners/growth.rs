@@ -38,13 +38,15 @@ impl Learners {
             self.wait()?;
         }
         let envs = &mut self.population.envs;
-        let mut networks = NetworkFleet::new(envs.iter_mut().map(|env| &mut env.grown.network));
+        let networks = NetworkFleet::new(envs.iter_mut().map(|env| &mut env.grown.network));
         networks.count_non_finite()?;
         let tensors: Vec<_> = envs.iter().map(|env| env.grown.network.metrics()).collect();
         let metrics = self.devices.read_metrics(&tensors)?;
         let none = OwnScores::default();
         let scores = scores.iter().chain(std::iter::repeat(&none));
-        for ((env, metrics), OwnScores { score, without }) in envs.iter_mut().zip(metrics).zip(scores) {
+        for ((env, metrics), OwnScores { score, without }) in
+            envs.iter_mut().zip(metrics).zip(scores)
+        {
             env.grown.network.drop_gradient();
             env.note_own(metrics, *score, without);
         }
@@ -197,7 +199,8 @@ impl Learners {
             let empty = |slot: usize| slots.get(slot).is_none_or(|slot| slot.module.is_none());
             let index = env.index;
             if let Some((slot, _)) = without.iter().find(|(slot, _)| empty(*slot)) {
-                let problem = format!("step: slot {slot} of env {index} has no module to leave out");
+                let problem =
+                    format!("step: slot {slot} of env {index} has no module to leave out");
                 return Err(wrong(problem));
             }
             let mut numbers = score.iter().chain(without.iter().map(|(_, score)| score));

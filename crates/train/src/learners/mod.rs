@@ -39,7 +39,6 @@ mod state_file;
 #[cfg(test)]
 mod tests;
 
-use std::ops::RangeInclusive;
 use std::path::Path;
 
 use meristem_device::{DType, MemoryFormat, Owner, Tensor, read_back_as};
@@ -91,8 +90,7 @@ impl Learners {
     /// exist, out of memory.
     pub fn new(settings: ConfigLayer, shape: LearnerShape) -> Result<Self> {
         shape.check()?;
-        let (config, names) =
-            Names::of_new(&shape::resolve(settings)?, OtherInputs::default())?;
+        let (config, names) = Names::of_new(&shape::resolve(settings)?, OtherInputs::default())?;
         let setup = Setup::new(&config, names.clone(), shape.info(config.task))?;
         let mut learners = Self::assemble(setup, names, shape, None)?;
         learners.open_step()?;
@@ -125,8 +123,8 @@ impl Learners {
     /// actions are due, all of them are WAIT. Waits for the device.
     ///
     /// # Errors
-    /// [`Error::Session`] for envs or sizes that do not fit; nothing was computed then. Out of
-    /// memory, a failed device.
+    /// [`Error::Session`] for envs or sizes that do not fit, [`Error::Value`] for more samples than
+    /// the setting `batch`; nothing was computed then. Out of memory, a failed device.
     pub fn forward(&mut self, inputs: &[EnvBatch<'_>]) -> Result<Vec<Vec<f32>>> {
         self.check_inputs("forward", inputs)?;
         if self.decides {
@@ -186,8 +184,7 @@ impl Learners {
     /// [`Error::Session`] for an env that does not exist.
     pub fn drop_gradients(&mut self, envs: &[usize]) -> Result<()> {
         self.check_envs("drop_gradients", envs.iter().copied())?;
-        let networks = envs.iter().map(|env| *env).collect::<Vec<_>>();
-        for env in networks {
+        for &env in envs {
             self.population.envs[env].grown.network.drop_gradient();
         }
         Ok(())
@@ -304,18 +301,19 @@ impl Learners {
     fn check_inputs(&self, call: &str, inputs: &[EnvBatch<'_>]) -> Result<()> {
         self.check_envs(call, inputs.iter().map(|batch| batch.env))?;
         let (len, most) = (self.shape.sample_len(), self.setup.config.batch);
-        let fits = |values: &[f32]| {
-            let samples: RangeInclusive<usize> = 1..=most;
-            values.len().is_multiple_of(len) && samples.contains(&(values.len() / len))
-        };
-        match inputs.iter().find(|batch| !fits(batch.values)) {
-            None => Ok(()),
-            Some(EnvBatch { env, values }) => Err(wrong(format!(
-                "{call}: expected 1 to {most} samples of {len} numbers for env {env}, got {} \
-                 numbers; the setting `batch` is the largest number of samples",
-                values.len()
-            ))),
+        let fits = |values: &[f32]| !values.is_empty() && values.len().is_multiple_of(len);
+        if let Some(EnvBatch { env, values }) = inputs.iter().find(|batch| !fits(batch.values)) {
+            let got = values.len();
+            return Err(wrong(format!(
+                "{call}: expected samples of {len} numbers for env {env}, got {got} numbers"
+            )));
         }
+        let samples = inputs.iter().map(|batch| batch.values.len() / len).max().unwrap_or(0);
+        if samples > most {
+            let expected = format!("at least {samples}, the samples of this call");
+            return Err(Error::value("batch", most, expected));
+        }
+        Ok(())
     }
 
     /// Checks that envs exist and are in ascending order.

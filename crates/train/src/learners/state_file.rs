@@ -58,7 +58,8 @@ impl Learners {
         self.check_no_gradient("checkpoint")?;
         let saved = self.population.save(&self.setup)?;
         let networks = self.population.envs.iter().map(|env| &env.grown.network);
-        let metrics = networks.map(|network| network.metrics().to_vec()).collect::<Result<_, _>>()?;
+        let metrics =
+            networks.map(|network| network.metrics().to_vec()).collect::<Result<_, _>>()?;
         let mut all = StateDict::default();
         let mut envs = vec![];
         for (index, SavedEnv { state, tensors }) in saved.into_iter().enumerate() {
@@ -124,7 +125,9 @@ impl Learners {
         }
         if progress.rounding != ROUNDING {
             let path = path.display();
-            say(&format!("{path}: the kernels round differently from those that it was saved with"));
+            say(&format!(
+                "{path}: the kernels round differently from those that it was saved with"
+            ));
         }
         let both = progress.envs.into_iter().zip(tensors);
         let saved = both.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
