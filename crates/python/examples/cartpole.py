@@ -15,7 +15,7 @@ import numpy as np
 import meristem
 
 AGENTS, GAMES, STEPS, LAST = 16, 8, 128, 500
-PASSES, PARTS, GROWTH_EVERY = 8, 4, 4
+PASSES, PARTS, GROWTH_EVERY = 10, 4, 4
 GAMMA, LAMBDA, CLIP = 0.99, 0.95, 0.2
 #: The third output is the value divided by this, so that it has the size of the logits.
 SCALE = 50.0
@@ -123,7 +123,7 @@ def train(iterations: int, seed: int = 0, **settings: Any) -> meristem.Learners:
     """Trains the agents, and prints their mean returns."""
     learners = meristem.Learners(
         input=4, outputs=3, envs=AGENTS, batch=GAMES * STEPS, seed=seed, host="mlp:32,32",
-        blueprints="vectors", lr=0.05, lr_schedule="cosine", steps=iterations // GROWTH_EVERY, clip_norm=0.5,
+        blueprints="vectors", lr=0.03, lr_schedule="cosine", steps=iterations // GROWTH_EVERY, clip_norm=2,
         min_training_steps=2, min_contribution=-5, **settings,
     )
     rng = np.random.default_rng(seed)
@@ -149,7 +149,7 @@ def train(iterations: int, seed: int = 0, **settings: Any) -> meristem.Learners:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--iterations", type=int, default=48)
+    parser.add_argument("--iterations", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     began = time.perf_counter()

@@ -208,7 +208,7 @@ fn a_fleet_has_the_bits_of_its_networks_alone() {
 #[test]
 fn calls_that_do_not_fit_are_refused_before_anything_runs() {
     let (stream, other) = (host::stream(1), host::stream(1));
-    let graph = host::bare(MINIMAL, DIMS);
+    let graph = host::bare(BASELINE, DIMS);
     let mut network = network(&stream, &graph, 4);
     let mut random = Random(3);
     let x = host::images(&stream, &random.normals(4 * DIMS.numel()), DIMS);
@@ -233,6 +233,6 @@ fn calls_that_do_not_fit_are_refused_before_anything_runs() {
     network.backward(&given).unwrap();
     argument(network.backward(&given), "a forward pass");
     // Growth drops the gradient, which belongs to the plan of another graph.
-    network.set_graph(grown(MINIMAL, DIMS, &["r0c0"], Stage::Fossilized)).unwrap();
+    network.set_graph(grown(BASELINE, DIMS, &["r0c0"], Stage::Fossilized)).unwrap();
     argument(network.update(), "from `backward`");
 }
