@@ -71,6 +71,7 @@ impl Kind {
             train::Error::Device(_) if error.exit_code() == 2 => Self::Setting,
             train::Error::Device(_) => Self::Device,
             train::Error::Data(_) => Self::Data,
+            train::Error::Nn(meristem_nn::Error::Argument { .. }) => Self::Argument,
             train::Error::Weights { .. } | train::Error::Nn(_) => Self::Weights,
             train::Error::Control(_) => Self::Controller,
             train::Error::Grow(_) => Self::Setting,

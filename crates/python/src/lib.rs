@@ -19,6 +19,7 @@
 //! | `env` | conversion of env views and actions |
 //! | `controller` | a Python function as a controller |
 //! | `fleet` | a run that the Python program steps |
+//! | `learners` | networks that the Python program trains with its own loop |
 #![deny(unsafe_code)]
 
 mod calls;
@@ -32,6 +33,7 @@ mod errors;
 mod fleet;
 mod hosts;
 mod json;
+mod learners;
 mod runs;
 mod settings;
 mod weights;
@@ -51,6 +53,8 @@ mod _meristem {
     use super::fleet::FleetSession;
     #[pymodule_export]
     use super::hosts::{host_description, host_summary, host_text};
+    #[pymodule_export]
+    use super::learners::LearnerLoop;
     #[pymodule_export]
     use super::runs::{read_events, read_run, resume, train, verify};
     #[pymodule_export]

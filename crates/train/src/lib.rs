@@ -18,6 +18,7 @@
 //! | `step` | one step: train, measure, judge, decide, grow |
 //! | `run` | a run: prepare, episodes of steps, resume, close |
 //! | [`session`] | a run whose steps and actions the program controls |
+//! | [`learners`] | networks that the program trains with its own loop, without a dataset |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
 //! | `verify` | files of runs against their checksums |
 //! | [`eval`] | evaluation of a weights file without a run |
@@ -56,6 +57,7 @@ pub mod export;
 pub mod external;
 mod hosts;
 mod input_file;
+pub mod learners;
 mod position;
 mod processes;
 mod record;
@@ -83,6 +85,7 @@ pub mod fuzz {
     /// Reads a checkpoint.
     pub fn checkpoint(bytes: &[u8]) {
         let _ = Checkpoint::from_bytes("checkpoint".as_ref(), bytes);
+        let _ = crate::learners::parse_state("learners".as_ref(), bytes);
     }
 
     /// Reads a description of a host, and builds a valid one for images of some sizes.

@@ -1,5 +1,5 @@
-//! The arenas of a network: one for launches that leave nothing there, and one that keeps a
-//! gradient.
+//! The arenas of a network: one for launches that leave nothing there, one that keeps a gradient,
+//! and one that keeps activations.
 
 use meristem_device::{DType, DeviceId, Owner, Scratch, Stream, Tensor};
 
@@ -16,12 +16,15 @@ pub(super) struct Arenas {
     temporary: Option<Scratch>,
     /// The arena, with the largest size that a launch has needed so far.
     pub(super) kept: Tensor,
+    /// The arena of a forward pass whose activations a later launch uses, and of that launch: no
+    /// other launch writes there.
+    pub(super) activations: Tensor,
 }
 
 impl Arenas {
     /// Without any memory.
     pub(super) fn new(stream: &Stream) -> Result<Self> {
-        Ok(Self { temporary: None, kept: tensor(stream, 0)? })
+        Ok(Self { temporary: None, kept: tensor(stream, 0)?, activations: tensor(stream, 0)? })
     }
 
     /// Makes room for `len` f32 of a launch that keeps no contents.
@@ -40,6 +43,15 @@ impl Arenas {
     pub(super) fn make_kept_room(&mut self, stream: &Stream, len: usize) -> Result<()> {
         if len > self.kept.numel() {
             self.kept = tensor(stream, len)?;
+        }
+        Ok(())
+    }
+
+    /// Makes room for `len` f32 of a forward pass whose activations are kept. The contents are lost
+    /// if the arena grows.
+    pub(super) fn make_activations_room(&mut self, stream: &Stream, len: usize) -> Result<()> {
+        if len > self.activations.numel() {
+            self.activations = tensor(stream, len)?;
         }
         Ok(())
     }

@@ -28,7 +28,7 @@ fn of_batch<'t>((inputs, targets): &'t LabelledBatch<'t>) -> BatchTensors<'t> {
 /// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
 #[derive(Debug)]
 pub struct NetworkFleet<'a> {
-    networks: Vec<&'a mut Network>,
+    pub(super) networks: Vec<&'a mut Network>,
 }
 
 impl<'a> NetworkFleet<'a> {
@@ -253,7 +253,7 @@ impl<'a> NetworkFleet<'a> {
     }
 
     /// Refuses a number of arguments that differs from the number of networks.
-    fn check(
+    pub(super) fn check(
         &self,
         operation: &'static str,
         argument: &'static str,

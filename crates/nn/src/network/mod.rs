@@ -10,6 +10,7 @@ mod fleet;
 mod gradient;
 mod groups;
 mod growth;
+mod own_loop;
 mod pass;
 mod plans;
 mod replica;
@@ -28,6 +29,7 @@ pub use self::fleet::NetworkFleet;
 use self::gradient::ArenaGradient;
 use self::groups::GroupTensors;
 use self::growth::Fresh;
+use self::own_loop::LoopState;
 use self::plans::PlannedGraph;
 pub use self::plans::Plans;
 use self::run::LaunchSteps;
@@ -121,6 +123,8 @@ pub struct Network {
     metrics_layout: MetricsLayout,
     /// The gradient in the arena, if any.
     gradient: Option<ArenaGradient>,
+    /// State of a training step in three calls.
+    own_loop: LoopState,
 }
 
 impl Network {
@@ -201,6 +205,7 @@ impl Network {
             metrics,
             metrics_layout,
             gradient: None,
+            own_loop: LoopState::default(),
         };
         network.reset_metrics()?;
         Ok(network)

@@ -156,16 +156,22 @@ impl Network {
     /// As [`Network::eval_step`], and memory.
     #[track_caller]
     pub fn infer(&mut self, inputs: &Tensor, config: usize) -> Result<Tensor> {
+        let BatchLaunch { operation, run, .. } = self.inference(inputs, config)?;
+        let shape = [inputs.dims()[0], self.graph().classes()];
+        let logits = Tensor::empty(&self.stream, shape, DType::F32, Owner::Other)?;
+        let inputs = [inputs];
+        let tensors = LaunchTensors { outputs: &[&logits], ..self.tensors(&inputs, None, config) };
+        self.launch(operation, run, &tensors)?;
+        Ok(logits)
+    }
+
+    /// An inference of this batch with this row, which the network is then ready for.
+    pub(super) fn inference(&mut self, inputs: &Tensor, config: usize) -> Result<BatchLaunch> {
         let batch = self.check_inputs("infer", inputs)?;
         self.check_config("infer", config)?;
         let plan = self.plan(batch, PlanMode::Infer)?;
-        let shape = [batch, self.graph().classes()];
-        let logits = Tensor::empty(&self.stream, shape, DType::F32, Owner::Other)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Deliver);
-        let inputs = [inputs];
-        let tensors = LaunchTensors { outputs: &[&logits], ..self.tensors(&inputs, None, config) };
-        self.launch("infer", run, &tensors)?;
-        Ok(logits)
+        Ok(BatchLaunch { operation: "infer", run, config })
     }
 
     /// This network's tensors, the tensors of a batch, and the rows of alphas and scores from

@@ -40,12 +40,16 @@ impl Plan {
                 backward.push((unit.output(), emit));
             }
         }
+        if mode == PlanMode::TrainByGradient {
+            lower::train::deliver_output(&mut b);
+        }
         b.begin(Phase::Backward);
         let output_gradient = match &mode {
             PlanMode::Train => Some(lower::train::loss(&mut b)),
             PlanMode::TrainPolicy { loss, pass } => {
                 Some(lower::train::policy_loss(&mut b, loss, *pass))
             }
+            PlanMode::TrainByGradient => Some(lower::train::given_gradient(&mut b)),
             PlanMode::Gradient => Some(b.given(b.shape(graph.output).len())),
             PlanMode::Evaluate | PlanMode::Infer | PlanMode::Draw(_) => None,
         };
@@ -58,7 +62,9 @@ impl Plan {
             }
         }
         match &mode {
-            PlanMode::Train | PlanMode::TrainPolicy { .. } => lower::train::update(&mut b),
+            PlanMode::Train | PlanMode::TrainPolicy { .. } | PlanMode::TrainByGradient => {
+                lower::train::update(&mut b)
+            }
             PlanMode::Evaluate => {
                 let first = b.arena(b.batch());
                 lower::train::score(&mut b, &[0], first);
@@ -87,7 +93,7 @@ pub(super) fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
 /// Drops dead steps, assigns memory, resolves operands.
 pub(super) fn finish(mut b: PlanBuilder<'_>, output_gradient: Option<ValueId>) -> Plan {
     let (graph, output) = (b.graph, b.node(b.graph.output));
-    if b.options.mode.has_loss() {
+    if b.options.mode.uses_output() {
         b.last_states.clear()
     } else {
         b.keep(std::iter::once(output).chain(b.last_states.clone()))

@@ -207,9 +207,9 @@ impl Plan {
     ///
     /// # Errors
     /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs
-    /// (arena and alphas may be longer), or the plan has a loss.
+    /// (arena and alphas may be longer), or the plan is of another mode.
     pub fn run(&self, isa: Isa, memory: &mut PlanMemory<'_>) -> Result<()> {
-        if self.options.mode.has_loss() {
+        if self.options.mode.uses_output() {
             let got = format!("a plan compiled for {:?}", self.options.mode);
             return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });
         }

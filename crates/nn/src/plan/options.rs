@@ -25,6 +25,10 @@ pub enum PlanMode {
         /// Position of the pass over a round.
         pass: PpoPass,
     },
+    /// Like [`PlanMode::Train`], with a loss that the caller computes: the forward pass delivers the
+    /// output as output 0, and the backward pass begins with the gradient of the output, which is
+    /// the input after the graph's.
+    TrainByGradient,
     /// Forward with running statistics, [`Loss`], metrics.
     Evaluate,
     /// Forward with running statistics; the output stays in the arena, or is delivered.
@@ -41,12 +45,18 @@ pub enum PlanMode {
 impl PlanMode {
     /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
     pub(crate) fn is_training(&self) -> bool {
-        matches!(self, PlanMode::Train | PlanMode::TrainPolicy { .. } | PlanMode::Gradient)
+        self.updates() || *self == PlanMode::Gradient
     }
 
-    /// Whether a loss, not the caller, reads the output.
-    pub(crate) fn has_loss(&self) -> bool {
-        matches!(self, PlanMode::Train | PlanMode::TrainPolicy { .. } | PlanMode::Evaluate)
+    /// Whether the optimisers take a step.
+    pub(crate) fn updates(&self) -> bool {
+        use PlanMode::{Train, TrainByGradient, TrainPolicy};
+        matches!(self, Train | TrainPolicy { .. } | TrainByGradient)
+    }
+
+    /// Whether steps of the plan read the output, and no caller reads it in the arena.
+    pub(crate) fn uses_output(&self) -> bool {
+        self.updates() || *self == PlanMode::Evaluate
     }
 }
 

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use crate::branches;
-use crate::common::cuda;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
+use crate::common::{Random, cuda};
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
-use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
+use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::graph::{BlendMode, Graph};
 use meristem_nn::{
     HostData, LabelledBatch, Metrics, Network, NetworkFleet, Plans, Snapshot, StateDict,
@@ -79,6 +79,64 @@ fn training_follows_the_processors() {
             assert_eq!((ours.tensors, ours.steps), (theirs.tensors, theirs.steps));
             assert!((ours.norm_sum - theirs.norm_sum).abs() < 1e-3 * theirs.norm_sum.max(1e-3));
         }
+    }
+}
+
+/// Three training steps in three calls, from the same gradients of the outputs on every device, the
+/// second from two backward passes. Inference comes in between if `busy`.
+fn three_calls(networks: &mut [Network], busy: bool) {
+    for step in 0..STEPS {
+        let batches: Vec<_> =
+            networks.iter().map(|network| batch(network.stream(), BATCH, DIMS, step)).collect();
+        let inputs: Vec<&Tensor> = batches.iter().map(|(inputs, _)| inputs).collect();
+        let mut random = Random(step);
+        let values: Vec<f32> = random.normals(BATCH * 10).iter().map(|v| 0.02 * v).collect();
+        let given = |network: &Network| {
+            Tensor::from_slice(network.stream(), &values, [BATCH, 10], Owner::Batches).unwrap()
+        };
+        let gradients: Vec<Tensor> = networks.iter().map(given).collect();
+        let gradients: Vec<&Tensor> = gradients.iter().collect();
+        let mut fleet = NetworkFleet::new(networks.iter_mut());
+        for _ in 0..if step == 1 { 2 } else { 1 } {
+            let outputs = fleet.forward(&inputs).unwrap();
+            if busy {
+                let inferred = fleet.infer(&inputs, 0).unwrap();
+                assert_eq!(inferred[0].dims(), outputs[0].dims());
+            }
+            fleet.backward(&gradients).unwrap();
+            if busy {
+                fleet.infer(&inputs, 0).unwrap();
+            }
+        }
+        fleet.update().unwrap();
+    }
+}
+
+/// The tolerances are those of [`training_follows_the_processors`].
+#[test]
+fn training_in_three_calls_follows_the_processors() {
+    let (device, cpu) = (cuda(), host::stream(1));
+    for graph in graphs().into_iter().filter(|graph| graph.input_dims() == DIMS) {
+        let ready = |stream: &Stream| {
+            let mut network = network(stream, &graph, BATCH);
+            network.set_alphas(&[vec![0.3; graph.alphas]]).unwrap();
+            network
+        };
+        let mut theirs = [ready(&cpu)];
+        three_calls(&mut theirs, false);
+        let mut alone = [ready(&device.stream("alone"))];
+        three_calls(&mut alone, false);
+        let streams = ["env 0", "env 1"].map(|name| device.stream(name));
+        let mut fleet: Vec<Network> = streams.iter().map(ready).collect();
+        three_calls(&mut fleet, true);
+        for network in &fleet {
+            assert!(state_bits(network) == state_bits(&alone[0]), "in a fleet, with inference");
+        }
+        let dicts =
+            |network: &Network| (network.state_dict().unwrap(), network.momentum_dict().unwrap());
+        let (ours, theirs) = (dicts(&alone[0]), dicts(&theirs[0]));
+        let (weights, momenta) = (apart(&ours.0, &theirs.0), apart(&ours.1, &theirs.1));
+        assert!(weights < 1e-4 && momenta < 5e-3, "{weights} {momenta}");
     }
 }
 

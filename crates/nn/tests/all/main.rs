@@ -25,6 +25,7 @@ mod gradients;
 mod kernels;
 mod losses;
 mod network;
+mod own_loop;
 mod replicas;
 mod rows;
 mod snapshot;

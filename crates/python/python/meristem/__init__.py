@@ -8,6 +8,7 @@ from .data import Batch, Dataset, GatherBatches, clear_cache
 from .errors import MeristemError
 from .fleet import Fleet
 from .hosts import Host
+from .learners import Learners
 from .runs import Run, resume, train, verify
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Fleet",
     "GatherBatches",
     "Host",
+    "Learners",
     "MeristemError",
     "Run",
     "TopK",

@@ -143,16 +143,32 @@ impl Borrowed {
     }
 
     fn flat<T: Element>(&self, stream: &Stream, len: usize) -> meristem_device::Result<Tensor> {
-        let elements: &[T] = match len {
+        // SAFETY: `upload` chose the type by `dtype`.
+        let elements = unsafe { self.elements::<T>() };
+        Tensor::from_slice(stream, elements, [len], Owner::Collectives)
+    }
+
+    /// The elements of a contiguous float32 array, in row-major order; `None` for any other.
+    pub(crate) fn numbers(&self) -> Option<&[f32]> {
+        let fits = self.dtype == DType::F32 && self.format == MemoryFormat::Contiguous;
+        // SAFETY: the type was compared.
+        fits.then(|| unsafe { self.elements() })
+    }
+
+    /// The elements in the order of the memory.
+    ///
+    /// # Safety
+    /// `T` is the type of `dtype`.
+    unsafe fn elements<T: Element>(&self) -> &[T] {
+        match self.shape.iter().product() {
             0 => &[],
-            // SAFETY: the structure keeps `len` elements of this type alive at the address, which
-            // is aligned, and any bits are a float. As for any library, the caller must not write
-            // the array during the call.
+            // SAFETY: the structure keeps that many elements of this type alive at the address,
+            // which is aligned, and any bits are a float. As for any library, the caller must not
+            // write the array during the call.
             len => unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), len)
             },
-        };
-        Tensor::from_slice(stream, elements, [len], Owner::Collectives)
+        }
     }
 
     /// Overwrites the elements with the elements of a tensor of the same layout.

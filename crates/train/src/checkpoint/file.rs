@@ -33,18 +33,8 @@ const MEMORY: &str = "controller_memory";
 pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> {
     let Checkpoint { progress, envs, controller } = checkpoint;
     let mut all = StateDict::default();
-    let mut put = |prefix: String, state: &StateDict| {
-        state.iter().for_each(|(name, tensor)| all.insert(prefix.clone() + name, tensor.clone()));
-    };
-    for (env, tensors) in envs.iter().enumerate() {
-        put(format!("env.{env}.weights."), &tensors.grown.weights);
-        put(format!("env.{env}.optimiser."), &tensors.grown.optimiser);
-        put(format!("env.{env}.snapshot."), &tensors.snapshot);
-        put(format!("env.{env}.exchange."), &tensors.exchange);
-        put(format!("env.{env}.twin.weights."), &tensors.twin.weights);
-        put(format!("env.{env}.twin.optimiser."), &tensors.twin.optimiser);
-    }
-    put("controller.".into(), &controller.tensors);
+    envs.iter().enumerate().for_each(|(env, tensors)| put_env(&mut all, env, tensors));
+    put(&mut all, "controller.", &controller.tensors);
     // Converted to a value first: CBOR then begins every map with its length, a flattened one
     // included.
     let progress = Value::serialized(progress).map_err(|error| unusable(path, error))?;
@@ -55,6 +45,24 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
     let metadata = [("format", FORMAT.to_string()), ("version", CHECKPOINT_VERSION.to_string())];
     let metadata = metadata.map(|(key, text)| (key.to_string(), text)).into();
     Ok(safetensors::to_bytes(path, &all, &metadata)?)
+}
+
+/// Adds the tensors of an env, under names that begin with its number.
+pub(crate) fn put_env(all: &mut StateDict, env: usize, tensors: &EnvTensors) {
+    let parts = [
+        ("weights", &tensors.grown.weights),
+        ("optimiser", &tensors.grown.optimiser),
+        ("snapshot", &tensors.snapshot),
+        ("exchange", &tensors.exchange),
+        ("twin.weights", &tensors.twin.weights),
+        ("twin.optimiser", &tensors.twin.optimiser),
+    ];
+    parts.into_iter().for_each(|(part, state)| put(all, &format!("env.{env}.{part}."), state));
+}
+
+/// Adds tensors with a prefix to their names.
+fn put(all: &mut StateDict, prefix: &str, state: &StateDict) {
+    state.iter().for_each(|(name, tensor)| all.insert(prefix.to_owned() + name, tensor.clone()));
 }
 
 /// Reads the bytes of the file `name` in `folder`.
@@ -103,6 +111,14 @@ fn home<'a, 'n>(
     if let Some(name) = name.strip_prefix("controller.") {
         return Some((&mut controller.tensors, name));
     }
+    env_tensors(name, envs)
+}
+
+/// The dictionary of an env that a tensor of [`put_env`] belongs to, and its name there.
+pub(crate) fn env_tensors<'a, 'n>(
+    name: &'n str,
+    envs: &'a mut [EnvTensors],
+) -> Option<(&'a mut StateDict, &'n str)> {
     let (number, name) = name.strip_prefix("env.")?.split_once('.')?;
     let env = envs.get_mut(number.parse::<usize>().ok()?)?;
     match name.split_once('.')? {

@@ -19,6 +19,7 @@ use std::path::Path;
 use meristem_control::{ControllerState, PpoGroup};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::file::{env_tensors, put_env};
 pub(crate) use self::identity::{Identity, RunInputs, check_instruction_set};
 pub(crate) use self::store::Store;
 pub(crate) use self::writer::{Checkpoints, Current};

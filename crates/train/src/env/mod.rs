@@ -160,6 +160,31 @@ impl Env {
     pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
         self.note_control(&metrics, has_control);
         self.grown.note(metrics, has_control);
+        self.note_gradients();
+        self.seen.train_losses.push(self.grown.train_loss() as f32);
+    }
+
+    /// Records the gradients of a step, and results that the program measured: its score, and for
+    /// some slots the score without the module there.
+    pub(crate) fn note_own(
+        &mut self,
+        metrics: Metrics,
+        score: Option<f64>,
+        without: &[(usize, f64)],
+    ) {
+        self.grown.note(metrics, false);
+        self.note_gradients();
+        let Some(score) = score else { return };
+        let seen = &mut self.seen;
+        seen.scores_pp.push((100.0 * score) as f32);
+        seen.measured.iter_mut().for_each(|measured| measured.contribution_pp = None);
+        for &(slot, score_without) in without {
+            seen.measured[slot].contribution_pp = Some((100.0 * (score - score_without)) as f32);
+        }
+    }
+
+    /// Records the health of the gradients of the last step.
+    fn note_gradients(&mut self) {
         let (grown, seen) = (&self.grown, &mut self.seen);
         for (slot, measured) in grown.host.slots().iter().zip(&mut seen.measured) {
             let name = slot.name.to_string();
@@ -167,7 +192,6 @@ impl Env {
             let group = group.and_then(|index| grown.train.groups.get(index));
             measured.gradient_health = group.and_then(health);
         }
-        seen.train_losses.push(grown.train_loss() as f32);
     }
 
     /// Records an evaluation on the control split.

@@ -48,14 +48,28 @@ impl Weights {
     /// # Errors
     /// The file cannot be read, or is not safetensors.
     pub(crate) fn load(path: &Path) -> Result<Self> {
-        let (mut state, metadata) = safetensors::load(path)?;
+        let (state, metadata) = safetensors::load(path)?;
+        Ok(Self::unwrapped(path, state, metadata))
+    }
+
+    /// As [`Weights::load`], from the contents of the file at `path`.
+    ///
+    /// # Errors
+    /// The contents are not safetensors.
+    pub(crate) fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Self> {
+        let (state, metadata) = safetensors::from_bytes(path, bytes)?;
+        Ok(Self::unwrapped(path, state, metadata))
+    }
+
+    /// The contents of a file without the prefix of its names.
+    fn unwrapped(path: &Path, mut state: StateDict, metadata: Metadata) -> Self {
         if let Some(prefix) = state.unwrap_names() {
             let path = path.display();
             say(&format!(
                 "{path}: the names of all tensors begin with `{prefix}`; the prefix is left out"
             ));
         }
-        Ok(Self { path: path.into(), state, metadata })
+        Self { path: path.into(), state, metadata }
     }
 
     /// Path of the file.

@@ -59,7 +59,8 @@ impl Envs for Visited<'_> {
     }
 }
 
-fn figures(grown: &TrainedHost) -> StepFigures {
+/// Results of a host's step.
+pub(crate) fn figures(grown: &TrainedHost) -> StepFigures {
     StepFigures {
         train_loss: grown.train_loss(),
         score: grown.score.kind(),

@@ -46,6 +46,23 @@ pub(in crate::plan) fn policy_loss(
     gradient
 }
 
+/// Emits a copy of the graph's output to the caller's memory, in the forward pass.
+pub(in crate::plan) fn deliver_output(b: &mut PlanBuilder<'_>) {
+    let (output, len) = (b.node(b.graph.output), b.shape(b.graph.output).len());
+    let to = b.fixed(SpaceSpan::new(Space::Output(0), DType::F32, 0, len));
+    b.emit(ElementwiseOp::Pass { len, accumulate: false }, &[output], &[to]);
+}
+
+/// Emits a copy of the output's gradient from the input after the graph's; returns the copy, to
+/// which later steps may add.
+pub(in crate::plan) fn given_gradient(b: &mut PlanBuilder<'_>) -> ValueId {
+    let (len, input) = (b.shape(b.graph.output).len(), b.graph.inputs());
+    let given = b.fixed(SpaceSpan::new(Space::Input(input), DType::F32, 0, len));
+    let gradient = output_like(b);
+    b.emit(ElementwiseOp::Pass { len, accumulate: false }, &[given], &[gradient]);
+    gradient
+}
+
 fn output_like(b: &mut PlanBuilder<'_>) -> ValueId {
     b.arena(b.shape(b.graph.output).len())
 }
