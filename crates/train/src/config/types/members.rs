@@ -4,7 +4,6 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::config::declare::Setting;
 use crate::config::table::{ConfigLayer, all};
 use crate::config::text::{BadValue, unknown};
 use crate::config::value::{FlagForm, SettingValue};
@@ -57,16 +56,12 @@ impl Member {
         let of_members: Vec<&str> =
             all().iter().filter(|setting| setting.of_member).map(|setting| setting.key).collect();
         if !of_members.contains(&&*key) {
-            return Err(match all().iter().any(|setting: &Setting| setting.key == key) {
-                true => BadValue::new(
-                    &key,
-                    format!(
-                        "a setting of a member, because that one belongs to the run: {}",
-                        of_members.join(", ")
-                    ),
-                ),
-                false => unknown(&key, &of_members),
-            });
+            if all().iter().all(|setting| setting.key != key) {
+                return Err(unknown(&key, &of_members));
+            }
+            let known = of_members.join(", ");
+            let expected = format!("a setting of a member, because it belongs to the run: {known}");
+            return Err(BadValue::new(&key, expected));
         }
         if self.0.iter().any(|(known, _)| *known == key) {
             return Err(BadValue::new(&key, "each setting of a member once"));
