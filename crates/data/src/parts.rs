@@ -12,7 +12,7 @@
 //!    f + 2K, …. So the sizes of two folds differ by at most 1, and so do their numbers of samples
 //!    of a class. Candidates with other targets than classes are one list.
 //! 4. An env trains on all of the rest, or with `train_share` or `bootstrap` on `round(share · n)`
-//!    of its n samples: the first ones after a shuffle of their ascending list or, with `bootstrap`,
+//!    of its n samples: the first ones after a shuffle of their ascending list; or with `bootstrap`
 //!    as many draws from that list.
 //! 5. Shuffles and draws are those of [`crate::order`], with `ChaCha8Rng::seed_from_u64(seed)` and
 //!    streams that no epoch reaches: 2^64 − 2 for folds, one generator for all classes, and

@@ -80,8 +80,8 @@ fn a_growing_host_with_rounded_factors_is_independent_of_the_order() {
     assert_independent_of_order(&format!("{GROWING} --precision tf32"));
 }
 
-/// D14: the fifth batch has no part for env 0, and the control splits differ. Streamed samples change
-/// no bit, in another order and on another number of streams.
+/// D14: the fifth batch has no part for env 0, and the control splits differ. Streamed samples
+/// change no bit, in another order and on another number of streams.
 #[test]
 fn envs_of_unequal_parts_are_independent_of_the_order_on_the_device() {
     let m = Meristem::new();

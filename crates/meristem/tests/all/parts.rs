@@ -15,9 +15,9 @@ const POINTS: &str =
 
 /// Growing hosts on folds of unequal size: env 0 trains on 128 samples in 4 batches, the others on
 /// 129 in 5, so that the fifth batch has no part for env 0.
-pub(crate) const UNEQUAL: &str = "train --dataset mnist1d --host conv1d:8,16 --controller random --steps 8 \
-                       --folds 3 --train-share 0.04819 --bootstrap --batch 32 --quiet \
-                       --hot-scope deny --checkpoint-every 2";
+pub(crate) const UNEQUAL: &str = "train --dataset mnist1d --host conv1d:8,16 --steps 8 --quiet \
+    --controller random --folds 3 --train-share 0.04819 --bootstrap --batch 32 \
+    --hot-scope deny --checkpoint-every 2";
 
 fn parts(m: &Meristem, run: &str) -> Vec<Value> {
     let summary = m.json(&format!("{run}/summary.json"));

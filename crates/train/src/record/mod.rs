@@ -7,6 +7,7 @@ pub(crate) mod journal;
 pub(crate) mod lines;
 pub(crate) mod observer;
 pub(crate) mod output;
+pub(crate) mod part;
 pub(crate) mod plain_file;
 pub mod reading;
 pub(crate) mod recorded;

@@ -7,8 +7,8 @@ use meristem_nn::Precision;
 use serde::{Deserialize, Serialize};
 
 use crate::config::types::{ControllerKind, Normalize, PolicyStart, TaskKind};
+use crate::record::part::PartSummary;
 use crate::record::recorded::{Recorded, as_host, as_text, as_texts};
-use crate::record::summary::PartSummary;
 
 /// Description of a run at its start.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ use meristem_grow::Stage;
 use serde::{Deserialize, Serialize};
 
 use crate::record::null_as_nan;
+use crate::record::part::PartSummary;
 use crate::record::recorded::Recorded;
 
 /// Results of one env at the end of an episode.
@@ -65,19 +66,6 @@ pub struct EnvSummary {
     pub rollbacks: usize,
     /// Path of the weights file, relative to the run folder.
     pub weights: PathBuf,
-}
-
-/// Part of the dataset that an env has, if envs have different parts.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PartSummary {
-    /// Number of the fold that the env holds out as its control split, from 0; omitted without
-    /// folds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fold: Option<usize>,
-    /// Samples that the env trains on; with bootstrap a sample counts as often as it was drawn.
-    pub train_samples: usize,
-    /// Samples in the env's control split.
-    pub control_samples: usize,
 }
 
 /// Scores of the held-out folds over all envs.

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::cost::HotTotals;
 pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnerMemory};
 pub use self::episode::{
-    EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, PartSummary, RoundSummary, TwinSummary,
+    EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary,
 };
 pub use self::leaderboard::{Place, Spread};
 use crate::config::TrainConfig;
@@ -23,6 +23,7 @@ use crate::input_file::InputFile;
 use crate::position::StepPosition;
 use crate::record::directory::Directory;
 use crate::record::events::Extension;
+pub use crate::record::part::PartSummary;
 use crate::record::sealed::{self, Seal};
 pub use crate::record::status::Status;
 use crate::record::trace::TraceSummary;
