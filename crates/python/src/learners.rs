@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, TryLockError};
 
 use meristem_control::EnvView;
+use meristem_train::Error;
 use meristem_train::config::ConfigLayer;
 use meristem_train::external::SeenEnv;
 use meristem_train::learners::{EnvBatch, LearnerShape, Learners, OwnScores};
@@ -199,7 +200,7 @@ impl LearnerLoop {
         py: Python<'_>,
         envs: &[usize],
         inputs: &Bound<'_, PyList>,
-        run: impl FnOnce(&mut Learners, &[EnvBatch<'_>]) -> meristem_train::Result<Vec<Vec<f32>>> + Send,
+        run: impl FnOnce(&mut Learners, &[EnvBatch<'_>]) -> Result<Vec<Vec<f32>>, Error> + Send,
     ) -> PyResult<Vec<Array>> {
         let given = borrowed(inputs)?;
         let (all, outputs) = self.with(py, |learners| {

@@ -25,9 +25,9 @@ pub enum PlanMode {
         /// Position of the pass over a round.
         pass: PpoPass,
     },
-    /// Like [`PlanMode::Train`], with a loss that the caller computes: the forward pass delivers the
-    /// output as output 0, and the backward pass begins with the gradient of the output, which is
-    /// the input after the graph's.
+    /// Like [`PlanMode::Train`], with a loss that the caller computes: the forward pass delivers
+    /// the output as output 0, and the backward pass begins with the gradient of the output, which
+    /// is the input after the graph's.
     TrainByGradient,
     /// Forward with running statistics, [`Loss`], metrics.
     Evaluate,

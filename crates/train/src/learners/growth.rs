@@ -56,8 +56,8 @@ impl Learners {
         Ok(self.seen())
     }
 
-    /// Executes an action for each env, in order, and opens the next step: alphas move, modules age,
-    /// and networks with another topology get their plans. Returns the rewards.
+    /// Executes an action for each env, in order, and opens the next step: alphas move, modules
+    /// age, and networks with another topology get their plans. Returns the rewards.
     ///
     /// # Errors
     /// [`Error::Session`]: an action that is not legal, too many or too few actions, or no actions
@@ -131,7 +131,8 @@ impl Learners {
         envs.try_for_each(|env| Ok(env.grown.network.reset_metrics()?))
     }
 
-    /// Sets the alphas of each network: row 0 has all modules, row n + 1 lacks the module in slot n.
+    /// Sets the alphas of each network: row 0 has all modules, row n + 1 lacks the module in slot
+    /// n.
     pub(super) fn set_alphas(&mut self) -> Result<()> {
         for env in &mut self.population.envs {
             let alphas = env.grown.host.alphas();

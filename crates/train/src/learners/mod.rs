@@ -82,8 +82,8 @@ pub struct Learners {
 }
 
 impl Learners {
-    /// Networks with fresh weights, with these settings: [`SETTINGS`]. `batch` is the largest number
-    /// of samples of a call, `steps` the length of the schedule of the learning rates.
+    /// Networks with fresh weights, with these settings: [`SETTINGS`]. `batch` is the largest
+    /// number of samples of a call, `steps` the length of the schedule of the learning rates.
     ///
     /// # Errors
     /// [`Error::Value`] for a size or a setting; a host that does not fit, a device that does not
@@ -224,9 +224,9 @@ impl Learners {
         weights::to_bytes(Path::new("weights"), &state, &topology, &self.setup.interface)
     }
 
-    /// Sets the parameters and running statistics of an env to the contents of a weights file, which
-    /// has the env's topology; the optimiser's state stays as it is. Errors refer to the file as
-    /// `name`.
+    /// Sets the parameters and running statistics of an env to the contents of a weights file,
+    /// which has the env's topology; the optimiser's state stays as it is. Errors refer to the file
+    /// as `name`.
     ///
     /// # Errors
     /// [`Error::Session`] for an env that does not exist; contents that are not safetensors;
