@@ -133,9 +133,8 @@ impl Learners {
         let saved = both.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
         let mut learners = Self::assemble(setup, names, progress.shape, Some(saved))?;
         (learners.step, learners.decides) = (progress.step, progress.decides);
-        let rate = learners.setup.config.rate(learners.step);
         for (env, metrics) in learners.population.envs.iter_mut().zip(&progress.metrics) {
-            env.grown.set_rate(&learners.setup, rate)?;
+            env.grown.open_step(&learners.setup, learners.step)?;
             let to = env.grown.network.metrics();
             if to.numel() != metrics.len() {
                 return Err(unusable(path, "its metrics have another size"));
