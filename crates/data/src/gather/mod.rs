@@ -161,12 +161,7 @@ impl GatherBatches {
         let permutations = devices
             .iter()
             .map(|(device, numbers)| {
-                let permutation = |&number| {
-                    let env = (0..order.envs()).find(|env| order.permutation_of(*env) == number);
-                    let subset = config.subset.of_env(env.unwrap_or(0)).cloned();
-                    Permutation { number, subset }
-                };
-                Permutations::new(device, numbers.iter().map(permutation).collect(), &order)
+                Permutations::new(device, permutations_of(numbers, &order, &config.subset), &order)
             })
             .collect::<Result<Vec<_>>>()?;
         let mut loader = None;
@@ -491,6 +486,15 @@ fn devices_of(
         }
     }
     Ok(devices)
+}
+
+/// The permutations with these numbers, each with the samples of its first env.
+fn permutations_of(numbers: &[usize], order: &EpochOrder, subset: &Subset) -> Vec<Permutation> {
+    let permutation = |&number| {
+        let env = (0..order.envs()).find(|env| order.permutation_of(*env) == number);
+        Permutation { number, subset: subset.of_env(env.unwrap_or(0)).cloned() }
+    };
+    numbers.iter().map(permutation).collect()
 }
 
 fn dataset_on<'a>(datasets: &'a [Arc<Dataset>], device: &Device) -> Result<&'a Arc<Dataset>> {

@@ -14,7 +14,7 @@ mod serving;
 use std::sync::Arc;
 
 use meristem_data::order::{EpochMode, EpochOrder};
-use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split, Subset};
+use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split};
 
 pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
 pub(crate) use self::replicas::{Epoch, EpochScopes, Replicas};
@@ -141,12 +141,8 @@ impl Resources {
         let control = control.transpose()?;
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
         let of_test = test.first().map(|test| parts::of_test(classes, test)).transpose()?;
-        let test_len = |dataset: &Arc<Dataset>, subset: &Subset| {
-            subset.of_env(0).map_or(dataset.len(), |samples| samples.len())
-        };
-        let test_samples = test.first().zip(of_test.as_ref());
-        let test_samples = test_samples.map(|(dataset, subset)| test_len(dataset, subset));
-        let test = of_test.map(|subset| serve(subset, &test)).transpose()?;
+        let test_samples = of_test.as_ref().map(|(_, samples)| *samples);
+        let test = of_test.map(|(subset, _)| serve(subset, &test)).transpose()?;
         let images_per_step = images_per_step(gather.order(), config.replicas());
         let train_batches = batches_of(&gather, served.clone());
         let batch_sizes = served.clone().map(|env| batch_sizes(&gather, env)).collect();

@@ -1,7 +1,7 @@
 //! Parts of the dataset: the samples that each env of a run trains on and is measured on.
 
 use meristem_data::parts::{EnvPart, HeldOut, PartTargets, Parts, PartsConfig, of_classes};
-use meristem_data::{Dataset, Subset};
+use meristem_data::{Dataset, Subset, TargetKind};
 
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ pub(super) fn draw(
         seed: config.seed,
     };
     let needs_targets = config.folds.is_some() || classes.is_some();
-    let has_classes = train.target_kind() == meristem_data::TargetKind::Classes;
+    let has_classes = train.target_kind() == TargetKind::Classes;
     let labels = (needs_targets && has_classes).then(|| train.targets().to_vec::<u32>());
     let targets = labels.transpose()?;
     let targets = match &targets {
@@ -41,19 +41,20 @@ pub(super) fn draw(
     Parts::draw(&rules, targets, config.envs).map_err(as_setting)
 }
 
-/// The samples of the test split with these classes; all without a list. Waits for the device if
-/// there is a list.
+/// The samples of the test split with these classes, all without a list, and their number. Waits
+/// for the device if there is a list.
 ///
 /// # Errors
 /// [`Error::Value`] if no sample has one of them; a device failure.
-pub(super) fn of_test(classes: Option<&[u32]>, test: &Dataset) -> Result<Subset> {
-    let Some(classes) = classes else { return Ok(Subset::All) };
+pub(super) fn of_test(classes: Option<&[u32]>, test: &Dataset) -> Result<(Subset, usize)> {
+    let Some(classes) = classes else { return Ok((Subset::All, test.len())) };
     let samples = of_classes(&test.targets().to_vec::<u32>()?, classes);
     if samples.is_empty() {
         let expected = "classes of which the test split has samples";
         return Err(Error::value("classes", text(classes), expected));
     }
-    Ok(Subset::Shared(samples))
+    let count = samples.len();
+    Ok((Subset::Shared(samples), count))
 }
 
 /// The parts of all envs for events and summary; empty if all envs have the same samples.

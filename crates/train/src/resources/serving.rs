@@ -1,5 +1,6 @@
 //! Gathers of splits for evaluation, and their batches.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -123,23 +124,19 @@ impl Served {
         distinct((0..batches).map(of_batch))
     }
 
-    /// Batches of a pass of all envs, on the device with the most.
-    pub(crate) fn pass_batches(&self) -> PassBatches {
-        let distinct = self.batches().len() as u64;
-        let mut most = PassBatches { distinct, ..PassBatches::default() };
-        let devices =
-            self.gathers.iter().map(|shared| shared.device).max().map_or(0, |last| last + 1);
-        for device in 0..devices {
-            let gathers = self.gathers.iter().filter(|shared| shared.device == device);
-            let passes = gathers.map(|shared| PassBatches::new(&shared.gather, usize::MAX, 0));
-            let [gathers, gathered, uploaded] = passes.fold([0; 3], |[a, b, c], pass| {
-                [a + pass.gathers, b + pass.gathered, c + pass.uploaded]
-            });
-            most.gathers = most.gathers.max(gathers);
-            most.gathered = most.gathered.max(gathered);
-            most.uploaded = most.uploaded.max(uploaded);
+    /// Batches of a pass of all envs, on the device with the most. `distinct` is the number of
+    /// [`Served::batches`].
+    pub(crate) fn pass_batches(&self, distinct: usize) -> PassBatches {
+        let mut devices: BTreeMap<usize, PassBatches> = BTreeMap::new();
+        for shared in &self.gathers {
+            let own = PassBatches::new(&shared.gather, usize::MAX, distinct);
+            let sum = devices.entry(shared.device).or_default();
+            sum.gathers += own.gathers;
+            sum.gathered += own.gathered;
+            sum.uploaded += own.uploaded;
+            sum.distinct = own.distinct;
         }
-        most
+        devices.into_values().max_by_key(|pass| pass.gathered).unwrap_or_default()
     }
 
     /// Begins a pass of some envs over the split. Does not wait for the devices.
@@ -148,10 +145,11 @@ impl Served {
     /// Device errors.
     pub(crate) fn pass(&mut self, envs: Range<usize>) -> Result<SplitPass<'_>> {
         let envs = &self.envs[envs];
-        let gathers = self.gathers.iter_mut().enumerate();
-        let used = |number: usize| envs.iter().any(|(gather, _)| *gather == number);
+        let mut used = vec![false; self.gathers.len()];
+        envs.iter().for_each(|(gather, _)| used[*gather] = true);
+        let gathers = self.gathers.iter_mut().zip(used);
         let mut gathers: Vec<_> =
-            gathers.map(|(number, shared)| used(number).then_some(&mut shared.gather)).collect();
+            gathers.map(|(shared, used)| used.then_some(&mut shared.gather)).collect();
         gathers.iter_mut().flatten().try_for_each(|gather| gather.start_epoch(0))?;
         Ok(SplitPass { gathers, envs })
     }

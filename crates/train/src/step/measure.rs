@@ -6,7 +6,7 @@ use meristem_nn::{Metrics, NetworkFleet};
 
 use crate::env::Population;
 use crate::error::Result;
-use crate::resources::{Resources, ScopedDevice, Served, SplitPass, labelled};
+use crate::resources::{Resources, ScopedDevice, SplitPass, labelled};
 use crate::step::context::StepContext;
 use crate::step::permitted;
 
@@ -17,7 +17,9 @@ use crate::step::permitted;
 /// A device failure.
 pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let workers = context.resources.devices.workers();
-    let pass = context.resources.control.as_ref().map(Served::pass_batches).unwrap_or_default();
+    let Resources { control, control_batches, .. } = &*context.resources;
+    let pass = control.as_ref().map(|control| control.pass_batches(control_batches.len()));
+    let pass = pass.unwrap_or_default();
     let limits = |device: &ScopedDevice| permitted::control_step(device, workers, pass);
     let _scopes = context.hot_scopes(permitted::CONTROL_STEP, limits);
     evaluate_control(context.resources, context.population)?;
