@@ -34,8 +34,8 @@ pub enum OptimOp {
         /// The parameters that have a gradient.
         tensors: Vec<Range<usize>>,
     },
-    /// Reads gradient, clip coefficient, and the numbers of the optimiser (f64); updates parameters,
-    /// the optimiser's state, and Adam's count of steps (i64; absent for SGD).
+    /// Reads gradient, clip coefficient, and the numbers of the optimiser (f64); updates the
+    /// parameters, the optimiser's state, and Adam's count of steps (i64; absent for SGD).
     Update {
         /// Elements of the group.
         len: usize,

@@ -10,6 +10,7 @@ pub mod declare;
 pub(crate) mod devices;
 pub mod file;
 mod identity;
+mod members;
 mod policy_file;
 pub mod reference;
 mod table;
@@ -75,26 +76,6 @@ impl TrainConfig {
         Ok(config)
     }
 
-    /// The settings of env `env`: those of the run, and its member's over them.
-    pub(crate) fn of_env(&self, env: usize) -> Self {
-        let member = self.members.as_ref().map(|members| members.of_env(env));
-        // The layers were checked when the members were read.
-        let layer = member.and_then(|member| member.layer().ok());
-        let mut config = Self { members: None, ..self.clone() };
-        layer.into_iter().for_each(|layer| config.apply(layer));
-        config
-    }
-
-    /// Number of members; 1 for a run without members.
-    pub(crate) fn members_len(&self) -> usize {
-        self.members.as_ref().map_or(1, |members| members.all().len())
-    }
-
-    /// The settings of each member, and at least the run's.
-    pub(crate) fn of_members(&self) -> Vec<Self> {
-        (0..self.members_len()).map(|env| self.of_env(env)).collect()
-    }
-
     /// Settings of a preset under a controller, before file and flags. A learning controller gets
     /// several rounds to learn in; the others get one long round.
     pub(crate) fn base(preset: Preset, controller: &ControllerKind) -> Self {
@@ -110,6 +91,9 @@ impl TrainConfig {
         self.check_ranges()?;
         self.check_paths()?;
         validate::together(self)?;
+        for member in self.members.iter().flat_map(|members| members.all()) {
+            members::layer(member)?;
+        }
         for (n, config) in self.of_members().iter().enumerate() {
             let checked = config.check_ranges().and_then(|()| validate::together(config));
             checked.map_err(|error| error.in_member(n))?;

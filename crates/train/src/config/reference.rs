@@ -44,8 +44,8 @@ const COLUMNS: &str = "
   that learns.
 - **Scope**: *result*: results depend on the setting, and a run resumes with the same value. *run*:
   results do not depend on it. *process*: like *run*, and each process of a run may have its own
-  value. *resume*: can be changed with `--resume`. *train*: not for `control eval`. *member*: may differ
-  from env to env, see `members`.
+  value. *resume*: can be changed with `--resume`. *train*: not for `control eval`.
+  *member*: may differ from env to env, see `members`.
 - **Since**: the version of the settings that introduced it. Older run folders use the value in
   brackets, or else the default.
 ";

@@ -208,7 +208,8 @@ settings! {
         /// Host: baseline, wide, deep, large, impaired, minimal, resnet8, resnet20, vgg8 or mobile;
         /// a description such as cnn:channels=12,blocks=4,kernel=5,pools=3, mlp:256,256 or
         /// conv1d:16,32,64; or a TOML or JSON file that describes one.
-        host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into()), of_member();
+        host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into()),
+            of_member();
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Settings that differ from env to env, once for each setting: --members lr=0.1,0.03
@@ -318,7 +319,8 @@ settings! {
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
             since(5, None), absent("no limit"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
-        min_training_steps in rules.gates.min_training_steps: u32, unit("N"), whole(1, 1_000_000), of_member();
+        min_training_steps in rules.gates.min_training_steps: u32,
+            unit("N"), whole(1, 1_000_000), of_member();
         /// Minimum contribution of a module to be fossilized, in percentage points of control
         /// score.
         min_contribution in rules.gates.min_contribution_pp: f64,

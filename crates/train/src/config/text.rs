@@ -16,11 +16,6 @@ impl BadValue {
     pub fn new(got: &str, expected: impl fmt::Display) -> Self {
         Self { message: format!("got `{got}`, expected {expected}") }
     }
-
-    /// The error of a setting that is part of the value.
-    pub(crate) fn within(key: &str, error: &Self) -> Self {
-        Self { message: format!("`{key}`: {error}") }
-    }
 }
 
 /// Looks up `got` among `known` names.

@@ -4,8 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::config::table::{ConfigLayer, all};
-use crate::config::text::{BadValue, unknown};
+use crate::config::text::BadValue;
 use crate::config::value::{FlagForm, SettingValue};
 
 /// Most members of a run, as many as a run may have envs.
@@ -21,10 +20,10 @@ pub struct Member(Vec<(String, String)>);
 /// Members of a run: env i has the settings of member i modulo the number of members; all other
 /// settings are the run's.
 ///
-/// Forms: a grid as text, `lr=0.1,0.03;host=a.toml|mlp:64,64`, whose values are separated by `|`, or
-/// by commas if there is no `|`; a grid as a table of lists; a list of tables; and the form that a
-/// run writes, a list of texts such as `lr=0.1; host=mlp:64,64`. In a grid the last setting varies
-/// fastest.
+/// Forms: a grid as text, `lr=0.1,0.03;host=a.toml|mlp:64,64`, whose values are separated by `|`,
+/// or by commas if there is no `|`; a grid as a table of lists; a list of tables; and the form that
+/// a run writes, a list of texts such as `lr=0.1; host=mlp:64,64`. In a grid the last setting
+/// varies fastest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members(Vec<Member>);
 
@@ -34,43 +33,20 @@ impl Member {
         self.0.iter().map(|(key, value)| (&**key, &**value))
     }
 
-    /// The settings as a layer over those of the run.
+    /// Adds a setting. Whether a member may have it, and whether the value is one of the setting,
+    /// is checked when the settings of the run are resolved.
     ///
     /// # Errors
-    /// An unknown key, a setting that belongs to the run, a value that its setting does not accept.
-    pub(crate) fn layer(&self) -> Result<ConfigLayer, BadValue> {
-        let mut layer = ConfigLayer::default();
-        for (key, value) in &self.0 {
-            layer.set(key, value).map_err(|error| BadValue::within(key, &error))?;
-        }
-        Ok(layer)
-    }
-
-    /// Adds a setting.
-    ///
-    /// # Errors
-    /// A key that is unknown, is there twice, or belongs to the run; a value that its setting does
-    /// not accept.
+    /// A key that is there already; a value that has the separator of settings.
     fn push(&mut self, key: &str, value: &str) -> Result<(), BadValue> {
         let (key, value) = (key.trim().replace('-', "_"), value.trim());
-        let of_members: Vec<&str> =
-            all().iter().filter(|setting| setting.of_member).map(|setting| setting.key).collect();
-        if !of_members.contains(&&*key) {
-            if all().iter().all(|setting| setting.key != key) {
-                return Err(unknown(&key, &of_members));
-            }
-            let known = of_members.join(", ");
-            let expected = format!("a setting of a member, because it belongs to the run: {known}");
-            return Err(BadValue::new(&key, expected));
-        }
-        if self.0.iter().any(|(known, _)| *known == key) {
+        if self.get(&key).is_some() {
             return Err(BadValue::new(&key, "each setting of a member once"));
         }
         if value.contains(SEPARATOR) {
             let expected = format!("a value without `{SEPARATOR}`, which separates settings");
             return Err(BadValue::new(value, expected));
         }
-        ConfigLayer::default().set(&key, value).map_err(|error| BadValue::within(&key, &error))?;
         self.0.push((key, value.into()));
         Ok(())
     }
@@ -307,6 +283,8 @@ impl SettingValue for Members {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn texts(members: &Members) -> Vec<String> {
@@ -332,9 +310,9 @@ mod tests {
             assert_eq!(Members::parse(&members.text()).unwrap(), members);
         }
         let tables = "[[members]]\nlr = 0.1\n\n[[members]]\nlr = 0.03\nhost = \"minimal\"\n";
-        let layer: ConfigLayer = toml::from_str(tables).unwrap();
-        let members = layer.members.unwrap().unwrap();
-        assert_eq!(texts(&members), ["lr=0.1", "lr=0.03; host=minimal"]);
+        let file: BTreeMap<String, Members> = toml::from_str(tables).unwrap();
+        let members = &file["members"];
+        assert_eq!(texts(members), ["lr=0.1", "lr=0.03; host=minimal"]);
         assert_eq!(members.of_env(3).to_string(), "lr=0.03; host=minimal");
     }
 
@@ -344,10 +322,6 @@ mod tests {
             ("lr", "KEY=VALUES"),
             ("", "at least one setting"),
             ("[]", "1 to 4096 members"),
-            ("lr=", "number"),
-            ("lr=a,b", "`lr`"),
-            ("lrr=1", "did you mean `lr`?"),
-            ("steps=1,2", "belongs to the run"),
             ("lr=1;lr=2", "once"),
             (r#"{"lr": []}"#, "at least one value"),
             (r#"[{"lr": {}}]"#, "a list"),

@@ -31,7 +31,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of no scores, or if a score is missing or not finite: `None`.
+    /// `None` without scores, or if a score is missing or not finite.
     fn new(scores: &[Option<f64>]) -> Option<Self> {
         let scores: Vec<f64> = scores.iter().copied().collect::<Option<_>>()?;
         let count = scores.len() as f64;
