@@ -380,6 +380,8 @@ impl PreparedRun {
         // With an absolute path, as a resumed run reads it from `config.toml`.
         let absolute = setup.config.with_absolute_paths();
         let controller = absolute.as_ref().unwrap_or(&setup.config).controller.to_string();
+        // With members, the leaderboard has the scores of each over its folds.
+        let folds = setup.config.folds.filter(|_| setup.config.members.is_none());
         Summary {
             v: SUMMARY_VERSION,
             program_version: env!("CARGO_PKG_VERSION").into(),
@@ -413,7 +415,7 @@ impl PreparedRun {
             rollbacks: totals.rollbacks,
             events_dropped,
             trace: None,
-            folds: setup.config.folds.and_then(|count| FoldSummary::of(count, &checkpoints.envs)),
+            folds: folds.and_then(|count| FoldSummary::of(count, &checkpoints.envs)),
             envs: checkpoints.envs,
             round_results: checkpoints.rounds,
         }
