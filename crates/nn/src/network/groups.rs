@@ -87,7 +87,9 @@ pub(super) fn numbers(graph: &Graph) -> Vec<f64> {
 /// [`numbers`] on the device.
 pub(super) fn hyperparameters(stream: &Stream, graph: &Graph, owner: Owner) -> Result<Tensor> {
     let numbers = numbers(graph);
-    Ok(Tensor::from_slice(stream, &numbers, [numbers.len()], owner)?)
+    let tensor = Tensor::empty(stream, [numbers.len()], DType::F64, owner)?;
+    tensor.copy_from_slice(&numbers)?;
+    Ok(tensor)
 }
 
 /// The group of `graph` that has the name, parameters and buffers of group `g` of `of`.
