@@ -14,7 +14,7 @@
 //! 4. An env trains on all of the rest, or with `train_share` or `bootstrap` on `round(share · n)`
 //!    of its n samples: the first ones after a shuffle of their ascending list; or with `bootstrap`
 //!    as many draws from that list.
-//! 5. Shuffles and draws are those of [`crate::order`], with `ChaCha8Rng::seed_from_u64(seed)` and
+//! 5. Shuffles and draws use [`crate::order`], with `ChaCha8Rng::seed_from_u64(seed)` and
 //!    streams that no epoch reaches: 2^64 − 2 for folds, one generator for all classes, and
 //!    2^64 − 3 − i for the samples of env i.
 //! 6. All lists of samples are then sorted. A list of draws has a sample as often as it was drawn.
@@ -110,7 +110,7 @@ pub enum HeldOut {
     Folds(usize),
 }
 
-/// Rules by which the parts are drawn.
+/// Rules for drawing the parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartsConfig {
     /// Classes whose samples are candidates; `None` for all samples.

@@ -222,7 +222,7 @@ impl Means {
     }
 }
 
-/// Number of an env, with that of the fold that it holds out.
+/// Number of an env, and number of the fold that the env holds out.
 fn number(env: &EnvSummary) -> String {
     let fold = env.part.as_ref().and_then(|part| part.fold);
     fold.map_or(env.env.to_string(), |fold| format!("{}, fold {fold}", env.env))

@@ -1,7 +1,7 @@
 //! A training step in three calls, with a loss that the caller computes: forward, backward, update.
-//! For what is no dataset: reinforcement learning, distillation, contrastive pairs.
+//! For tasks without a dataset: reinforcement learning, distillation, contrastive pairs.
 //!
-//! The forward pass leaves its activations in an arena of its own, where no other launch writes, so
+//! The forward pass leaves its activations in a separate arena, where no other launch writes, so
 //! evaluations and inference may come between the calls. The gradients of several backward passes
 //! add up until the update, as in PyTorch: the next forward pass overwrites the arena, so it first
 //! moves a gradient that waits there to a sum.
@@ -58,10 +58,10 @@ impl Network {
         Ok(NetworkFleet::new([self]).forward(&[inputs])?.swap_remove(0))
     }
 
-    /// The backward pass of the last [`Network::forward`]. `gradient` is that of a loss by the
-    /// outputs, f32 `[N, outputs]`, on this network's stream. The gradient of the parameters stays
-    /// on the device until [`Network::update`]; those of several passes add up. One launch; waits
-    /// for nothing.
+    /// The backward pass of the last [`Network::forward`]. `gradient` is the derivative of a loss
+    /// by the outputs, f32 `[N, outputs]`, on this network's stream. The gradient of the parameters
+    /// stays on the device until [`Network::update`]; gradients of several passes add up. One
+    /// launch; waits for nothing.
     ///
     /// # Errors
     /// [`Error::Argument`] without a forward pass whose backward pass is due;

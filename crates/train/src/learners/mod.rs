@@ -1,4 +1,4 @@
-//! Networks that a program trains with its own loop, for what is no dataset: reinforcement
+//! Networks that a program trains with its own loop, without a dataset: reinforcement
 //! learning, distillation, contrastive pairs.
 //!
 //! The program computes the loss. A training step consists of three calls, [`Learners::forward`],
