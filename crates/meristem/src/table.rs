@@ -6,9 +6,9 @@ use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use meristem::device::Owner;
 use meristem::nn::ScoreKind;
+use meristem::train::statistics::Spread;
 use meristem::train::summary::{
-    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Place, Spread, Status, Summary,
-    TwinSummary,
+    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Place, Status, Summary, TwinSummary,
 };
 use meristem::train::trace::TraceSummary;
 
@@ -125,7 +125,7 @@ fn leaderboard(summary: &Summary) -> Option<Table> {
     table.set_header(["member", "envs", "train", "control", "test", "parameters"]);
     let spread = |spread: Option<Spread>| {
         let mean = score::named(kind, spread.map(|spread| spread.mean));
-        match spread.and_then(|spread| spread.deviation) {
+        match spread.and_then(|spread| spread.std) {
             Some(deviation) => format!("{mean} ± {}", score::figure(kind, deviation)),
             None => mean,
         }

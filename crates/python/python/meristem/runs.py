@@ -52,8 +52,9 @@ class Run:
     def leaderboard(self) -> list[dict[str, Any]]:
         """The members from the best to the worst control score, or training score without a control
         split: ``member``, ``envs``, ``parameters``, and ``control``, ``train`` and ``test``, each with
-        ``mean`` and the sample standard deviation ``deviation`` over the envs of the member, which is
-        ``None`` for one env, or ``None`` if there is no score. Empty without members.
+        ``mean``, the sample standard deviation ``std`` over the envs of the member, and ``ci95``, half the
+        width of the 95 % confidence interval of the mean; or ``None`` if there is no score. For one env
+        ``std`` and ``ci95`` are ``None``. Empty without members.
         """
         return [dict(place) for place in self._read["leaderboard"]]
 

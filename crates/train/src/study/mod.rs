@@ -9,7 +9,6 @@
 mod cell;
 mod contender;
 mod report;
-pub mod statistics;
 
 use std::cell::Cell;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use crate::config::types::TaskKind;
 use crate::record::summary::{
     DatasetSummary, EnvSummary, ModuleCounts, RoundSummary, Status, Summary,
 };
-use crate::study::statistics::{PairedDifference, Spread};
+use crate::statistics::{PairedDifference, Spread};
 
 /// Version of the format of `study.json`.
 pub const STUDY_VERSION: u32 = 2;

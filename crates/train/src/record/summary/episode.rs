@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::record::null_as_nan;
 use crate::record::part::PartSummary;
 use crate::record::recorded::Recorded;
+use crate::statistics::Spread;
 
 /// Results of one env at the end of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -95,13 +96,8 @@ impl FoldSummary {
     /// Scores of `count` folds; `None` if fewer than two envs were measured.
     pub(crate) fn of(count: usize, envs: &[EnvSummary]) -> Option<Self> {
         let scores: Vec<f64> = envs.iter().filter_map(|env| env.control_score).collect();
-        if scores.len() < 2 {
-            return None;
-        }
-        let mean = scores.iter().sum::<f64>() / scores.len() as f64;
-        let squares: f64 = scores.iter().map(|score| (score - mean) * (score - mean)).sum();
-        let control_score_std = (squares / (scores.len() - 1) as f64).sqrt();
-        Some(Self { count, control_score_mean: mean, control_score_std })
+        let Spread { mean: control_score_mean, std, .. } = Spread::from_values(&scores)?;
+        Some(Self { count, control_score_mean, control_score_std: std? })
     }
 }
 

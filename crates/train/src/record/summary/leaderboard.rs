@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{EnvSummary, Summary};
+use crate::statistics::Spread;
 
 /// Results of the envs of one member.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -21,42 +22,24 @@ pub struct Place {
     pub parameters: f64,
 }
 
-/// Mean and spread of a score over the envs of a member, as shares.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    /// Mean.
-    pub mean: f64,
-    /// Standard deviation of a sample, with n − 1 in its denominator; `None` for one env.
-    pub deviation: Option<f64>,
-}
-
-impl Spread {
-    /// `None` without scores, or if a score is missing or not finite.
-    fn new(scores: &[Option<f64>]) -> Option<Self> {
-        let scores: Vec<f64> = scores.iter().copied().collect::<Option<_>>()?;
-        let count = scores.len() as f64;
-        let mean = scores.iter().sum::<f64>() / count;
-        if scores.is_empty() || !mean.is_finite() {
-            return None;
-        }
-        let squares: f64 = scores.iter().map(|score| (score - mean).powi(2)).sum();
-        let deviation = (scores.len() > 1).then(|| (squares / (count - 1.0)).sqrt());
-        Some(Self { mean, deviation })
-    }
+/// The spread of the scores; `None` without scores, or if one is missing or not finite.
+fn spread(scores: &[Option<f64>]) -> Option<Spread> {
+    let scores: Vec<f64> = scores.iter().copied().collect::<Option<_>>()?;
+    Spread::from_values(&scores).filter(|spread| spread.mean.is_finite())
 }
 
 impl Place {
     fn new(member: &str, envs: &[&EnvSummary]) -> Self {
-        let spread = |score: fn(&EnvSummary) -> Option<f64>| {
-            Spread::new(&envs.iter().map(|env| score(env)).collect::<Vec<_>>())
+        let of = |score: fn(&EnvSummary) -> Option<f64>| {
+            spread(&envs.iter().map(|env| score(env)).collect::<Vec<_>>())
         };
         let parameters = envs.iter().map(|env| env.parameters as f64).sum::<f64>();
         Self {
             member: member.into(),
             envs: envs.iter().map(|env| env.env).collect(),
-            control: spread(|env| env.control_score),
-            train: spread(|env| Some(env.train_score)),
-            test: spread(|env| env.test_score),
+            control: of(|env| env.control_score),
+            train: of(|env| Some(env.train_score)),
+            test: of(|env| env.test_score),
             parameters: parameters / envs.len() as f64,
         }
     }
@@ -93,12 +76,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_spread_has_the_deviation_of_a_sample() {
-        let spread = Spread::new(&[Some(1.0), Some(2.0), Some(6.0)]).unwrap();
-        assert_eq!((spread.mean, spread.deviation), (3.0, Some(7f64.sqrt())));
-        assert_eq!(Spread::new(&[Some(2.0)]).unwrap().deviation, None);
+    fn a_missing_score_leaves_no_spread() {
+        let three = spread(&[Some(1.0), Some(2.0), Some(6.0)]).unwrap();
+        assert_eq!((three.mean, three.std), (3.0, Some(7f64.sqrt())));
         for missing in [&[][..], &[Some(1.0), None], &[Some(f64::NAN)]] {
-            assert_eq!(Spread::new(missing), None);
+            assert_eq!(spread(missing), None);
         }
     }
 }

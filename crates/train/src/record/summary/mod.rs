@@ -16,7 +16,7 @@ pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnerMemory};
 pub use self::episode::{
     EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary,
 };
-pub use self::leaderboard::{Place, Spread};
+pub use self::leaderboard::Place;
 use crate::config::TrainConfig;
 use crate::config::types::{Normalize, TaskKind};
 use crate::input_file::InputFile;
