@@ -115,6 +115,9 @@ pub struct OrderConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order.
     pub devices: Vec<DeviceId>,
+    /// With [`EpochMode::Full`], the rank of each env in the generator's stream (3 above) instead of
+    /// its rank on its device: the env gets the samples of the env with that rank in another order.
+    pub ranks: Option<Vec<usize>>,
     /// Share of the samples that an env gets in an epoch.
     pub epoch_mode: EpochMode,
     /// Seed of the permutations.
@@ -184,7 +187,7 @@ impl EpochOrder {
                 EpochMode::Full => None,
             };
             let group = shared.unwrap_or_else(|| {
-                let rank = *on_device;
+                let rank = config.ranks.as_ref().map_or(*on_device, |ranks| ranks[env] as u64);
                 groups.push(Group { device, rank, step: 0, envs: 0, part, batches: 0 });
                 groups.len() - 1
             });
@@ -318,6 +321,15 @@ fn check(config: &OrderConfig) -> Result<()> {
         let expected = format!("a part for each of the {} envs", config.devices.len());
         let remedy = "list the samples of every env, or leave the parts out";
         return wrong("parts", &expected, format!("{} parts", parts.len()), remedy);
+    }
+    if let Some(ranks) = &config.ranks {
+        let fits = ranks.len() == config.devices.len() && config.epoch_mode == EpochMode::Full;
+        let too_large = ranks.iter().any(|rank| *rank as u64 >= 1 << (64 - EPOCH_BITS));
+        if !fits || too_large {
+            let expected = "a rank below 2^24 for each env, with epoch mode full";
+            let remedy = "leave the ranks out for the order of the envs";
+            return wrong("ranks", expected, format!("{} ranks", ranks.len()), remedy);
+        }
     }
     if config.max_batches == Some(0) {
         return wrong("max_batches", "at least 1", "0".into(), "leave it out for a whole epoch");

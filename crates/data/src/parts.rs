@@ -123,6 +123,8 @@ pub struct PartsConfig {
     pub train_share: f64,
     /// Whether they are drawn with replacement.
     pub bootstrap: bool,
+    /// Number of each env in its draw of samples; `None` for 0, 1 and so on.
+    pub numbers: Option<Vec<usize>>,
     /// Seed of all draws.
     pub seed: u64,
 }
@@ -190,7 +192,9 @@ impl Parts {
         };
         let of_env = |env: usize| -> Result<EnvPart> {
             let rest = &rests[env / config.envs_per_fold.max(1) % rests.len()];
-            Ok(EnvPart { train: drawn(config, &rest.train, env)?, ..rest.clone() })
+            let number = config.numbers.as_ref().and_then(|numbers| numbers.get(env));
+            let train = drawn(config, &rest.train, *number.unwrap_or(&env))?;
+            Ok(EnvPart { train, ..rest.clone() })
         };
         Ok(Self { len, envs: (0..envs).map(of_env).collect::<Result<_>>()? })
     }
@@ -309,7 +313,7 @@ fn by_folds(
     Ok((0..folds).map(of_fold).collect())
 }
 
-/// The samples that an env draws from those that it may train on.
+/// The samples that the env with this number draws from those that it may train on.
 fn drawn(config: &PartsConfig, samples: &Arc<[u32]>, env: usize) -> Result<Arc<[u32]>> {
     let &PartsConfig { train_share: share, bootstrap, seed, .. } = config;
     if !(share > 0.0 && share <= 1.0) {

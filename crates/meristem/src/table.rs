@@ -19,6 +19,9 @@ use crate::score;
 /// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
 
+/// Most members of a leaderboard.
+const PLACES_MAX: usize = 20;
+
 /// Creates an empty table, at most as wide as the terminal.
 pub(crate) fn new() -> Table {
     let columns = console::Term::stdout().size_checked().map_or(COLUMNS, |(_, columns)| columns);
@@ -30,8 +33,8 @@ pub(crate) fn new() -> Table {
 
 /// Formats the report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
-    let mut text = vec![envs(summary).to_string()];
-    text.extend(leaderboard(summary).map(|table| table.to_string()));
+    // The leaderboard has the envs of members.
+    let mut text = leaderboard(summary).unwrap_or_else(|| vec![envs(summary).to_string()]);
     text.extend(comparison(summary).map(|table| table.to_string()));
     text.extend(summary.folds.as_ref().map(|folds| score::folds(summary.task.score(), folds)));
     if summary.status == Status::Interrupted {
@@ -117,12 +120,12 @@ fn envs(summary: &Summary) -> Table {
     table
 }
 
-/// Table of the members, best first; `None` without members.
-fn leaderboard(summary: &Summary) -> Option<Table> {
+/// Table of the best members, and a line if there are more; `None` without members.
+fn leaderboard(summary: &Summary) -> Option<Vec<String>> {
     let places = summary.leaderboard();
     let kind = summary.task.score();
     let mut table = new();
-    table.set_header(["member", "envs", "train", "control", "test", "parameters"]);
+    table.set_header(["member", "settings", "steps", "train", "control", "test", "parameters"]);
     let spread = |spread: Option<Spread>| {
         let mean = score::named(kind, spread.map(|spread| spread.mean));
         match spread.and_then(|spread| spread.std) {
@@ -130,20 +133,29 @@ fn leaderboard(summary: &Summary) -> Option<Table> {
             None => mean,
         }
     };
-    for Place { member, envs, control, train, test, parameters } in &places {
+    for place in places.iter().take(PLACES_MAX) {
+        let Place { number, member, control, train, test, parameters, steps, ended, .. } = place;
+        let count = |number: &Option<usize>| number.map_or("–".into(), |own| own.to_string());
+        let reason = ended.as_ref().map_or(String::new(), |reason| format!(" {reason}"));
         table.add_row([
+            count(number),
             printable(member),
-            envs.len().to_string(),
+            format!("{}{}", count(steps), printable(&reason)),
             spread(*train),
             spread(*control),
             spread(*test),
             thousands(parameters.round() as u64),
         ]);
     }
-    for column in table.column_iter_mut().skip(1) {
+    for column in table.column_iter_mut().skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    (!places.is_empty()).then_some(table)
+    let mut text = vec![table.to_string()];
+    if places.len() > PLACES_MAX {
+        let more = places.len() - PLACES_MAX;
+        text.push(format!("{more} more members are in summary.json"));
+    }
+    (!places.is_empty()).then_some(text)
 }
 
 /// Table with the means over the twins, the means over the envs, and the difference; `None` without

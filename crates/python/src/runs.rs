@@ -147,6 +147,21 @@ pub(crate) fn resume(
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
+/// Trains a member of a run again. Returns the new folder's path.
+#[pyfunction]
+pub(crate) fn replay(
+    py: Python<'_>,
+    run: PathBuf,
+    member: usize,
+    given: &Bound<'_, PyDict>,
+    on_event: Option<Py<PyAny>>,
+) -> PyResult<PathBuf> {
+    let options = settings::layer(given)?;
+    let config = detached(py, || engine::replay(&run, member, options))?;
+    let hooks = Hooks { on_event, controller: None };
+    with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
+}
+
 /// Overview, settings and summary of a run; the summary is `None` before the end.
 #[pyfunction]
 pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {

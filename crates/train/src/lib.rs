@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
+//! | `sweep` | members that end early or copy each other |
 //! | [`external`] | blueprints and controllers that a program passes to a run |
 //! | `hosts` | hosts from files |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
@@ -68,6 +69,7 @@ mod setup;
 pub mod statistics;
 mod step;
 pub mod study;
+mod sweep;
 mod task;
 mod verify;
 
@@ -124,8 +126,9 @@ pub use record::observer::{Notice, Observer, Silent};
 pub use record::output::check_output;
 pub use record::score_keys::name_scores;
 pub use record::{events, reading, run_folder, summary, tensorboard, trace};
-pub use run::{resume, resume_with, run, run_with};
+pub use run::{replay, resume, resume_with, run, run_with};
 pub use setup::{dataset_spec, with_policy};
 pub use study::{StudyConfig, compare};
 pub use summary::Summary;
+pub use sweep::EndReason;
 pub use verify::{FileState, VerifiedFile, verify};

@@ -33,6 +33,8 @@ pub struct GatherConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
+    /// Ranks of the envs, see [`OrderConfig::ranks`]; `None` for the order of the envs.
+    pub ranks: Option<Vec<usize>>,
     /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
     pub served: Option<Range<usize>>,
     /// Share of the samples that an env gets in an epoch.
@@ -62,6 +64,7 @@ impl GatherConfig {
         Self {
             batch_per_env,
             devices,
+            ranks: None,
             served: None,
             epoch_mode: EpochMode::Dealt,
             shuffle: true,
@@ -117,6 +120,8 @@ pub struct GatherBatches {
     permutations: Vec<Permutations>,
     first_env: usize,
     envs: Vec<ServedEnv>,
+    /// Indices in `envs` of those that get batches.
+    selected: Vec<usize>,
     /// `None` before the first `start_epoch`.
     epoch: Option<u64>,
     batch: usize,
@@ -140,6 +145,7 @@ impl GatherBatches {
             parts: config.subset.order_parts(),
             batch_per_env: config.batch_per_env,
             devices: config.devices.clone(),
+            ranks: config.ranks.clone(),
             epoch_mode: config.epoch_mode,
             seed: config.seed,
             shuffle: config.shuffle,
@@ -193,7 +199,24 @@ impl GatherBatches {
         let (augment, seed, forms) = (config.augment, config.seed, (shape, targets));
         let kernel = Arc::new(GatherKernel::new(forms, &constants, augment, seed));
         let gpu = GpuGather::new(forms, &constants, augment, seed);
-        Ok(Self { order, kernel, gpu, permutations, first_env, envs, epoch: None, batch: 0 })
+        let selected = (0..envs.len()).collect();
+        let (epoch, batch) = (None, 0);
+        Ok(Self { order, kernel, gpu, permutations, first_env, envs, selected, epoch, batch })
+    }
+
+    /// Gives batches only to the envs that `is_selected` selects by number, from the next
+    /// [`Self::start_epoch`] on. Their samples are as before.
+    pub fn select(&mut self, is_selected: impl Fn(usize) -> bool) {
+        let number = |env: &usize| self.first_env + env;
+        self.selected = (0..self.envs.len()).filter(|env| is_selected(number(env))).collect();
+        for permutations in &mut self.permutations {
+            let of_selected = |permutation| {
+                let own = |env| self.order.permutation_of(number(env)) == permutation;
+                self.selected.iter().any(own)
+            };
+            permutations.select(of_selected);
+        }
+        self.epoch = None;
     }
 
     /// Batches in an epoch.
@@ -235,8 +258,8 @@ impl GatherBatches {
         for permutations in &mut self.permutations {
             permutations.start(&self.order, epoch)?;
         }
-        for env in 0..self.envs.len() {
-            self.stage(env, 0)?;
+        for nth in 0..self.selected.len() {
+            self.stage(self.selected[nth], 0)?;
         }
         self.epoch = Some(epoch);
         self.batch = 0;
@@ -264,9 +287,9 @@ impl GatherBatches {
         if self.batch == self.order.batches() {
             return Ok(None);
         }
-        let mut batches = Vec::with_capacity(self.envs.len());
-        let mut samples = Vec::with_capacity(self.envs.len());
-        for env in 0..self.envs.len() {
+        let mut batches = Vec::with_capacity(self.selected.len());
+        let mut samples = Vec::with_capacity(self.selected.len());
+        for &env in &self.selected {
             let part = self.places(env, self.batch);
             if part.is_empty() {
                 continue;

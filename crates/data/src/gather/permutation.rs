@@ -43,6 +43,8 @@ pub(super) struct Permutations {
     stream: Stream,
     /// Each permutation, with its range in the tensors.
     permutations: Vec<(Permutation, Range<usize>)>,
+    /// Whether each permutation is drawn.
+    selected: Vec<bool>,
     /// Entries of all permutations.
     len: usize,
     /// u32 [len + 2] each: the permutations, then the epoch, low word first.
@@ -66,10 +68,19 @@ impl Permutations {
             len += order.permutation_len(permutation.number);
             (permutation, start..len)
         };
-        let permutations = permutations.into_iter().map(place).collect();
+        let permutations: Vec<_> = permutations.into_iter().map(place).collect();
+        let selected = vec![true; permutations.len()];
         let tensor = || Tensor::empty(&stream, [len + EPOCH_WORDS], DType::U32, Owner::Batches);
         let tensors = [tensor()?, tensor()?];
-        Ok(Self { stream, permutations, len, tensors, indices: Default::default(), turn: 0 })
+        let (indices, turn) = (Default::default(), 0);
+        Ok(Self { stream, permutations, selected, len, tensors, indices, turn })
+    }
+
+    /// Draws only some permutations from the next epoch on, selected by their number in the
+    /// [`EpochOrder`].
+    pub(super) fn select(&mut self, is_selected: impl Fn(usize) -> bool) {
+        let numbers = self.permutations.iter().map(|(permutation, _)| permutation.number);
+        self.selected = numbers.map(is_selected).collect();
     }
 
     /// Offset in the tensors of the permutation with this number in the [`EpochOrder`].
@@ -100,7 +111,8 @@ impl Permutations {
         if let Some(Indices(indices)) = Arc::get_mut(indices) {
             indices.resize(self.len + EPOCH_WORDS, 0);
             let (places, words) = indices.split_at_mut(self.len);
-            for (Permutation { number, subset }, range) in &self.permutations {
+            let all = self.permutations.iter().zip(&self.selected);
+            for ((Permutation { number, subset }, range), _) in all.filter(|(_, drawn)| **drawn) {
                 let permutation = &mut places[range.clone()];
                 order.permutation_into(*number, epoch, permutation);
                 if let Some(subset) = subset {

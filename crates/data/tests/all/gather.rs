@@ -122,6 +122,7 @@ proptest! {
         let gather = GatherBatches::new(&config, &datasets, &streams);
         let subset = config.subset.clone();
         let order = OrderConfig {
+            ranks: None,
             len: if let Subset::Shared(list) = &subset { list.len() } else { toy.len },
             parts: slow_parts(&subset),
             batch_per_env: config.batch_per_env,
@@ -274,6 +275,7 @@ fn a_lagging_consumer_is_safe() {
             GatherConfig { ring_depth: depth, normalization, ..GatherConfig::new(4, cpus(1)) };
         let mut gather = GatherBatches::new(&config, &[dataset], &[env]).unwrap();
         let order = OrderConfig {
+            ranks: None,
             len: 64,
             parts: None,
             batch_per_env: 4,

@@ -13,6 +13,7 @@ use rand_core::{Rng, SeedableRng};
 
 fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
     OrderConfig {
+        ranks: None,
         len,
         parts: None,
         batch_per_env,
@@ -156,6 +157,7 @@ fn any_config_with_parts() -> impl Strategy<Value = OrderConfig> {
             });
             let (shuffle, drop_last, max_batches) = flags;
             OrderConfig {
+                ranks: None,
                 len,
                 parts,
                 batch_per_env,
@@ -226,6 +228,14 @@ proptest! {
             let fewer = OrderConfig { devices, ..config.clone() };
             prop_assert_eq!(&order, &samples_of(&fewer, last, epoch));
             orders.push((device.index(), last, order));
+        }
+        // Any env alone, by its rank.
+        for (index, rank, order) in &orders {
+            let devices = vec![config.devices[0]];
+            let alone = OrderConfig { devices, ranks: Some(vec![*rank]), ..config.clone() };
+            if config.devices[0].index() == *index {
+                prop_assert_eq!(order, &samples_of(&alone, 0, epoch));
+            }
         }
         // 25 samples have more than 2^83 orders.
         if config.shuffle && config.len >= 25 {

@@ -11,7 +11,8 @@ use proptest::prelude::*;
 fn whole(seed: u64) -> PartsConfig {
     let held_out = HeldOut::Share(0.0);
     let (classes, train_share, bootstrap) = (None, 1.0, false);
-    PartsConfig { classes, held_out, envs_per_fold: 1, train_share, bootstrap, seed }
+    let numbers = None;
+    PartsConfig { classes, held_out, envs_per_fold: 1, train_share, bootstrap, numbers, seed }
 }
 
 fn folds(count: usize, seed: u64) -> PartsConfig {

@@ -66,6 +66,7 @@ fn any_case() -> impl Strategy<Value = Case> {
 /// The sequential gather: every batch of these epochs, by env.
 fn expected(case: &Case, config: &GatherConfig, epochs: u64) -> Vec<Vec<Seen>> {
     let order = OrderConfig {
+        ranks: None,
         len: case.toy.len,
         parts: None,
         batch_per_env: case.batch,

@@ -48,6 +48,10 @@ pub enum Purpose {
     Counterfactuals,
     /// Generated datasets; `env` is the dataset and `step` the sample.
     Synthetic,
+    /// Settings of members that are drawn from a space; `env` is the member and `step` the setting.
+    Members,
+    /// Copies and changes of members in population-based training; `env` is the member.
+    Exploration,
     /// Any other purpose, with a unique number.
     Custom(u32),
 }
@@ -64,6 +68,8 @@ impl Purpose {
             Purpose::Test => [0, 7],
             Purpose::Counterfactuals => [0, 8],
             Purpose::Synthetic => [0, 9],
+            Purpose::Members => [0, 10],
+            Purpose::Exploration => [0, 11],
             Purpose::Custom(number) => [1, number],
         }
     }

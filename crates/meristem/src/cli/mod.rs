@@ -9,6 +9,7 @@ mod export;
 mod host;
 mod runs;
 mod settings;
+mod sweep;
 mod train;
 
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub(crate) use self::runs::{
     VerifyRunsArguments, WatchArguments,
 };
 pub(crate) use self::settings::SettingArguments;
+pub(crate) use self::sweep::{ReplayArguments, SweepArguments, SweepCommand};
 pub(crate) use self::train::TrainArguments;
 use crate::environment::HELP;
 use crate::failure::EXIT_CODES;
@@ -62,6 +64,12 @@ pub(crate) enum Command {
     /// Flags override the configuration file, and the file overrides the preset. The config.toml in
     /// the run folder has all settings of the run.
     Train(Box<TrainArguments>),
+    /// Train members with different settings side by side, and rank them.
+    ///
+    /// A sweep is a run whose envs are members with different settings: given, or drawn from a
+    /// space. A scheduler ends the worst early, or lets them copy the best. The run ends with a
+    /// leaderboard.
+    Sweep(Box<SweepArguments>),
     /// List runs, compare them, and write reports about them.
     ///
     /// A run is running, complete, stopped, failed, or killed (its process ended without a
@@ -119,6 +127,7 @@ impl Command {
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Command::Train(arguments) => arguments.quiet,
+            Command::Sweep(arguments) => arguments.train().quiet,
             Command::Control(ControlCommand::Eval(arguments)) => arguments.quiet,
             _ => false,
         }
@@ -128,6 +137,7 @@ impl Command {
     pub(crate) fn comm_debug(&self) -> bool {
         match self {
             Command::Train(arguments) => arguments.comm_debug,
+            Command::Sweep(arguments) => arguments.train().comm_debug,
             Command::Bench(BenchCommand::Comm(arguments)) => arguments.comm_debug,
             _ => false,
         }

@@ -14,6 +14,7 @@ mod host;
 mod runs;
 mod serve;
 mod shell;
+mod sweep;
 mod train;
 mod watch;
 
@@ -39,6 +40,7 @@ pub(crate) type Outcome = Result<ExitCode, Failure>;
 pub(crate) fn run(command: Command) -> Outcome {
     match command {
         Command::Train(arguments) => train::run(&arguments),
+        Command::Sweep(arguments) => sweep::run(&arguments),
         Command::Runs(arguments) => runs::run(&arguments),
         Command::Watch(arguments) => watch::run(arguments.run.as_deref()),
         Command::Serve(arguments) => serve::run(&arguments),

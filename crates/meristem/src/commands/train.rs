@@ -22,18 +22,29 @@ use crate::table;
 const RESULTS_LEFT: &str = "weights and a summary";
 
 pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
+    run_with(arguments, || {
+        Ok(TrainConfig::resolve(arguments.settings.file()?, arguments.settings.layer())?)
+    })
+}
+
+/// Resumes a run if the arguments ask for that, or else starts one with the settings from
+/// `resolve`.
+pub(super) fn run_with(
+    arguments: &TrainArguments,
+    resolve: impl FnOnce() -> Result<TrainConfig, Failure>,
+) -> Outcome {
     if arguments.print_config {
         if !arguments.quiet {
             arguments.settings.note_repeated();
         }
-        return print_config(arguments);
+        return print_config(&resolve()?);
     }
     let mode = mode(arguments);
     let progress = Progress::new(mode).verbose(arguments.verbose);
     let mut display = RunDisplay { arguments, progress, view: None };
     let summary = match &arguments.resume {
         Some(folder) => resume(folder, arguments, &mut display),
-        None => start(arguments, &mut display),
+        None => start(&resolve()?, &mut display),
     };
     // Dropping the display restores the terminal before anything else is printed.
     let RunDisplay { progress, view, .. } = display;
@@ -109,21 +120,15 @@ impl Observer for RunDisplay<'_> {
     }
 }
 
-/// Prints the `config.toml` of a run with these arguments.
-fn print_config(arguments: &TrainArguments) -> Outcome {
-    let config = train::with_policy(&resolve(arguments)?)?;
-    plain::data(config.resolved_toml().trim_end());
+/// Prints the `config.toml` of a run with these settings.
+fn print_config(config: &TrainConfig) -> Outcome {
+    plain::data(train::with_policy(config)?.resolved_toml().trim_end());
     Ok(ExitCode::SUCCESS)
 }
 
-fn resolve(arguments: &TrainArguments) -> Result<TrainConfig, Failure> {
-    Ok(TrainConfig::resolve(arguments.settings.file()?, arguments.settings.layer())?)
-}
-
-fn start(arguments: &TrainArguments, display: &mut RunDisplay<'_>) -> Result<Summary, Failure> {
-    let config = resolve(arguments)?;
+fn start(config: &TrainConfig, display: &mut RunDisplay<'_>) -> Result<Summary, Failure> {
     let _listening = stop_on_signals(RESULTS_LEFT, restore_screen)?;
-    Ok(train::run(&config, display)?)
+    Ok(train::run(config, display)?)
 }
 
 fn resume(

@@ -132,6 +132,17 @@ pub(super) fn event_text(event: &Event) -> Option<String> {
             });
             format!("  env {env}: {}; it is rolled back to {to}", failure.describe())
         }
+        Event::MembersEnded { members, reason, left, .. } => {
+            let reason = reason.known().map_or(reason.to_string(), |known| known.describe().into());
+            let ended = match members[..] {
+                [member] => format!("member {member} ends"),
+                _ => format!("{} members end", members.len()),
+            };
+            format!("  {ended}: {reason}; {left} left")
+        }
+        Event::MemberCopied { member, from, settings, .. } => {
+            format!("  member {member} copies member {from}: {}", printable(settings))
+        }
         Event::RunExtended(Extension { round, step, steps, rounds }) => format!(
             "  extended to {} of {}; it continues with round {}, step {}",
             counted(*rounds, ["round", "rounds"]),

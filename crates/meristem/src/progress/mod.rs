@@ -63,6 +63,10 @@ pub(crate) struct Progress {
     run: Option<RunStarted>,
     /// Newest `step_completed` of each env.
     envs: Vec<Option<StepCompleted>>,
+    /// Number of envs in training.
+    trained: usize,
+    /// The step whose events arrive: its newest event, and their number.
+    arriving: Option<(StepCompleted, usize)>,
     stepping: StepDurations,
     bars: Option<Bars>,
 }
@@ -70,7 +74,17 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(mode: Mode) -> Self {
         let stepping = StepDurations { started: Instant::now(), steps: 0 };
-        Self { mode, verbose: false, rank: 0, run: None, envs: vec![], stepping, bars: None }
+        Self {
+            mode,
+            verbose: false,
+            rank: 0,
+            run: None,
+            envs: vec![],
+            trained: 0,
+            arriving: None,
+            stepping,
+            bars: None,
+        }
     }
 
     /// Sets whether statistics of the policy are printed after each round.
@@ -109,6 +123,7 @@ impl Progress {
     fn begin(&mut self, run: &RunStarted) {
         beginning(run).iter().for_each(|line| self.line(line));
         self.envs = vec![None; run.envs];
+        (self.trained, self.arriving) = (run.envs, None);
         self.stepping = StepDurations { started: Instant::now(), steps: 0 };
         self.run = Some(run.clone());
         self.show_bars();
@@ -131,10 +146,30 @@ impl Progress {
         if let Some(place) = self.envs.get_mut(step.env) {
             *place = Some(step.clone());
         }
+        let same = |(other, _): &(StepCompleted, usize)| {
+            (other.round, other.step) == (step.round, step.step)
+        };
+        let before = self.arriving.take_if(|arriving| !same(arriving));
+        if let Some((last, arrived)) = before {
+            // Fewer envs than known are in training, as after a resume.
+            self.trained = arrived;
+            self.complete_step(&last);
+        }
+        let arrived = 1 + self.arriving.as_ref().map_or(0, |(_, arrived)| *arrived);
+        self.arriving = Some((step.clone(), arrived));
         // The event of the last env completes the step.
-        if step.env + 1 == self.envs.len() {
+        if arrived == self.trained {
+            self.arriving = None;
             self.complete_step(step);
         }
+    }
+
+    /// Notes that of `members` members `left` are still trained.
+    fn members_ended(&mut self, left: usize) {
+        let members = self.run.as_ref().map_or(0, |run| run.members.len());
+        self.trained = left * self.envs.len() / members.max(1);
+        // Later steps take less time.
+        self.stepping = StepDurations { started: Instant::now(), steps: 0 };
     }
 
     fn complete_step(&mut self, step: &StepCompleted) {
@@ -159,7 +194,10 @@ impl Progress {
         if self.mode == Mode::Bars {
             return;
         }
-        let scores = scores(run.task.score(), &self.envs);
+        // Envs that are not trained any more have events of earlier steps.
+        let same = |env: &&StepCompleted| (env.round, env.step) == (step.round, step.step);
+        let envs: Vec<_> = self.envs.iter().flatten().filter(same).cloned().map(Some).collect();
+        let scores = scores(run.task.score(), &envs);
         self.line(&format!("{round}step {number:>3}/{steps}  {scores}  {rate}"));
     }
 
@@ -199,6 +237,9 @@ impl Observer for Progress {
                 }
             }
             other => {
+                if let Event::MembersEnded { left, .. } = other {
+                    self.members_ended(*left);
+                }
                 if let Some(text) = event_text(other) {
                     self.line(&text);
                 }

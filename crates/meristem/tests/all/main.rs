@@ -31,6 +31,8 @@ mod run_folders;
 mod runs;
 mod shipped_policy;
 mod study_inputs;
+#[cfg(unix)]
+mod sweeps;
 mod tables;
 mod tasks;
 mod terminals;

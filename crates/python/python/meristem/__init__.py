@@ -9,7 +9,7 @@ from .errors import MeristemError
 from .fleet import Fleet
 from .hosts import Host
 from .learners import Learners
-from .runs import Run, resume, train, verify
+from .runs import Run, replay, resume, sweep, train, verify
 
 __all__ = [
     "Array",
@@ -28,7 +28,9 @@ __all__ = [
     "control",
     "errors",
     "nn",
+    "replay",
     "resume",
+    "sweep",
     "train",
     "verify",
     "weights",

@@ -54,6 +54,12 @@ def train(
     on_event: Callable[[dict[str, Any]], object] | None,
     controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
 ) -> Path: ...
+def replay(
+    run: str,
+    member: int,
+    given: dict[str, Any],
+    on_event: Callable[[dict[str, Any]], object] | None,
+) -> Path: ...
 def resume(
     run: str,
     given: dict[str, Any],

@@ -31,6 +31,7 @@ use crate::record::event_writer::EventsPosition;
 use crate::record::events::Extension;
 use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
 use crate::record::totals::Totals;
+use crate::sweep::Sweep;
 
 /// State of a run between two steps.
 #[derive(Clone, Debug, PartialEq)]
@@ -114,5 +115,8 @@ pub(crate) struct Progress {
     pub(crate) last_envs: Vec<EnvSummary>,
     /// States of the envs in the current episode.
     pub(crate) envs: Vec<EnvState>,
+    /// State of the members; without members in older checkpoints.
+    #[serde(default, skip_serializing_if = "Sweep::is_without_members")]
+    pub(crate) sweep: Sweep,
     pub(crate) events: EventsPosition,
 }

@@ -89,6 +89,7 @@ mod tests {
     use crate::input_file::checksum;
     use crate::record::summary::DatasetSummary;
     use crate::record::totals::Totals;
+    use crate::sweep::Sweep;
 
     fn identity(config: &str) -> Identity {
         Identity {
@@ -112,6 +113,7 @@ mod tests {
                 rounds: vec![],
                 last_envs: vec![],
                 envs: vec![],
+                sweep: Sweep::default(),
                 events: EventsPosition { bytes: 7, seq: 3, dropped: 0, seconds: f64::MIN_POSITIVE },
             },
             envs: Vec::<EnvTensors>::new(),

@@ -12,6 +12,7 @@ use crate::record::events::Extension;
 use crate::record::journal::Journal;
 use crate::record::summary::{EnvSummary, RoundSummary, Stretch};
 use crate::record::totals::Totals;
+use crate::sweep::Sweep;
 
 /// Parts that all checkpoints of an episode share, and the store.
 pub(crate) struct Checkpoints {
@@ -36,6 +37,7 @@ pub(crate) struct Current {
     pub(crate) envs: Vec<SavedEnv>,
     pub(crate) totals: Totals,
     pub(crate) controller: ControllerState,
+    pub(crate) sweep: Sweep,
 }
 
 impl Checkpoints {
@@ -50,7 +52,7 @@ impl Checkpoints {
         world: &mut World,
         journal: &mut Journal<'_>,
     ) -> Result<()> {
-        let Current { next, envs, totals, controller } = current;
+        let Current { next, envs, totals, controller, sweep } = current;
         let (states, tensors) = envs.into_iter().map(|env| (env.state, env.tensors)).unzip();
         let progress = Progress {
             identity: self.identity.clone(),
@@ -61,6 +63,7 @@ impl Checkpoints {
             rounds: self.rounds.clone(),
             last_envs: self.envs.clone(),
             envs: states,
+            sweep,
             events: journal.sync()?,
         };
         let own = Checkpoint { progress, envs: tensors, controller };

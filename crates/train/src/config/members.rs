@@ -3,7 +3,8 @@
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::Member;
+use super::types::{Member, Scheduler, Space};
+use super::value::SettingValue;
 use crate::error::{Error, Result};
 
 /// The settings of a member as a layer over those of the run.
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 pub(super) fn layer(member: &Member) -> Result<ConfigLayer> {
     let mut layer = ConfigLayer::default();
     for (key, value) in member.settings() {
-        check_key(key)?;
+        check_key("members", key)?;
         layer.set(key, value).map_err(|error| {
             Error::value("members", format!("{key}={value}"), format!("other values: {error}"))
         })?;
@@ -22,8 +23,8 @@ pub(super) fn layer(member: &Member) -> Result<ConfigLayer> {
     Ok(layer)
 }
 
-/// Checks that members may have a setting.
-fn check_key(key: &str) -> Result<()> {
+/// Checks that members may have the setting `key`. `setting` is the one that names it.
+fn check_key(setting: &str, key: &str) -> Result<()> {
     if all().iter().any(|setting| setting.of_member && setting.key == key) {
         return Ok(());
     }
@@ -36,10 +37,48 @@ fn check_key(key: &str) -> Result<()> {
         Some(near) => format!("a setting of a member; did you mean `{near}`?"),
         None => format!("a setting of a member: {known}"),
     };
-    Err(Error::value("members", format!("`{key}`"), expected))
+    Err(Error::value(setting, format!("`{key}`"), expected))
 }
 
 impl TrainConfig {
+    /// Draws the members that `samples` asks for. Afterwards `members` has them, so that the
+    /// settings in a run's folder do not depend on the sampler.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: members as well as samples, samples without a space, a space without a
+    /// use, or settings that members cannot have.
+    pub(super) fn draw_members(&mut self) -> Result<()> {
+        for dimension in self.space.iter().flat_map(Space::dimensions) {
+            check_key("space", dimension.key())?;
+        }
+        let Some(samples) = self.samples else {
+            return match &self.space {
+                Some(_) if self.members.is_none() => {
+                    let expected = "`samples`, the number of members to draw from the space";
+                    Err(Error::value("samples", "none", expected))
+                }
+                _ => Ok(()),
+            };
+        };
+        if self.members.is_some() {
+            let expected = "none with members, which are not drawn";
+            return Err(Error::value("samples", samples, expected));
+        }
+        let Some(space) = &self.space else {
+            let expected = "none without a space to draw from; give --space lr=log_uniform:0.001,1";
+            return Err(Error::value("samples", samples, expected));
+        };
+        let drawn = self.sampler.draw(space, samples, self.seed);
+        let drawn = drawn.map_err(|error| Error::value("space", space.text(), error));
+        (self.members, self.samples) = (Some(drawn?), None);
+        Ok(())
+    }
+
+    /// The number of an env, on which its random numbers depend.
+    pub(crate) fn env_number(&self, env: usize) -> usize {
+        self.env_numbers.as_ref().map_or(env, |numbers| numbers.all()[env])
+    }
+
     /// Number of members; 1 for a run without members.
     pub(crate) fn members_len(&self) -> usize {
         self.members.as_ref().map_or(1, |members| members.all().len())
@@ -47,11 +86,18 @@ impl TrainConfig {
 
     /// The settings of env `env`: those of the run, and its member's over them.
     pub(crate) fn of_env(&self, env: usize) -> Self {
-        let member = self.members.as_ref().map(|members| members.of_env(env));
-        // `validate` has checked the layers.
-        let layer = member.and_then(|member| layer(member).ok());
-        let mut config = Self { members: None, ..self.clone() };
-        layer.into_iter().for_each(|layer| config.apply(layer));
+        match &self.members {
+            Some(members) => self.of_member(members.of_env(env)),
+            None => self.clone(),
+        }
+    }
+
+    /// The settings of the run, and those of `member` over them.
+    pub(crate) fn of_member(&self, member: &Member) -> Self {
+        let of_run = Self { members: None, space: None, member_changes: None, ..self.clone() };
+        let mut config = Self { scheduler: Scheduler::None, ..of_run };
+        // `validate` has checked the settings of all members.
+        layer(member).into_iter().for_each(|layer| config.apply(layer));
         config
     }
 

@@ -63,6 +63,7 @@ impl TrainConfig {
         config.apply(flags);
         config.preset = preset;
         config.host = described(&config.host)?;
+        config.draw_members()?;
         if let Some(members) = &mut config.members {
             for member in members.all_mut() {
                 let host = member.get("host").map(described).transpose()?;

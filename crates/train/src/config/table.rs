@@ -23,8 +23,9 @@ use super::declare::{
 };
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
-    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
-    Normalize, PolicyStart, Preset, Switch, TaskKind, Telemetry, unknown,
+    CommKind, ControllerKind, EnvNumbers, ExchangeKind, HotScopePolicy, LossKind, LrSchedule,
+    Members, Normalize, PlannedChanges, PolicyStart, Preset, Sampler, Scheduler, Space, Switch,
+    TaskKind, Telemetry, unknown,
 };
 use super::value::SettingValue;
 
@@ -218,6 +219,32 @@ settings! {
         /// each member.
         members: Option<Members> = absent("all envs have the settings of the run"),
             unit("KEY=VALUES"), since(10, None), train_only();
+        /// Distributions of members' settings, once for each setting: --space
+        /// lr=log_uniform:0.001,1 --space host=choice:baseline|wide. `samples` members are drawn
+        /// from it; scheduler pbt changes settings within it.
+        space: Option<Space> = absent("no members are drawn"),
+            unit("KEY=DISTRIBUTION"), since(11, None), train_only();
+        /// Number of members that are drawn from the space when the run begins.
+        samples: Option<usize> = absent("members as given"),
+            unit("N"), whole(1, 4096), since(11, None), train_only();
+        /// Method of drawing members from the space: random, or sobol, a sequence that covers the
+        /// space evenly.
+        sampler: Sampler = same(Sampler::Random), since(11, "random"), train_only();
+        /// Rule by which members end early or copy each other, by their control scores. halving:R:
+        /// at steps S/R, S/R², … of S, one of R members goes on. hyperband:R: several such
+        /// brackets. median:N: from step N on, members end whose best score is below the median of
+        /// the others' means. patience:N: members end after N steps without a better score. pbt:N:
+        /// every N steps the worst fifth copies the best fifth and changes the settings.
+        scheduler: Scheduler = same(Scheduler::None),
+            unit("RULE"), since(11, "none"), train_only();
+        /// Changes of members after some steps, instead of the decisions of a scheduler. `sweep
+        /// replay` writes them to train a member of a population again.
+        member_changes: Option<PlannedChanges> = absent("none, or those of the scheduler"),
+            unit("JSON"), since(11, None), train_only();
+        /// Numbers of the envs, such as 5,17. Random numbers depend on them: an env has the bits of
+        /// the env with its number in a run of more envs with epoch full.
+        env_numbers: Option<EnvNumbers> = absent("0, 1 and so on"),
+            unit("LIST"), since(11, None), train_only();
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");
         /// Weights file of any run; every env starts from the topology of this file. Modules of the

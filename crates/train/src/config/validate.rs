@@ -1,14 +1,18 @@
 //! Checks of settings against each other.
 
+use std::fmt;
 use std::path::Path;
 
 use meristem_control::RewardMode;
+use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
 use meristem_nn::Precision;
 
 use super::devices::Devices;
 use super::table::TrainConfig;
-use super::types::{CommKind, ControllerKind, ExchangeKind, PolicyStart};
+use super::types::{
+    CommKind, ControllerKind, ExchangeKind, PlannedChange, PlannedChanges, PolicyStart, Scheduler,
+};
 use crate::error::{Error, Result};
 
 /// Checks settings against each other.
@@ -42,6 +46,8 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("twin", "off", expected));
     }
     check_members(config)?;
+    check_sweep(config)?;
+    check_numbers(config)?;
     check_ranks(config)?;
     let devices = Devices::assign(config)?;
     check_precision(config.precision, devices.of_envs.iter().copied())?;
@@ -65,6 +71,101 @@ fn check_members(config: &TrainConfig) -> Result<()> {
     if !config.envs.is_multiple_of(count) {
         let expected = format!("a multiple of {count}, the number of members");
         return Err(Error::value("envs", config.envs, expected));
+    }
+    Ok(())
+}
+
+/// Checks that the run has what its scheduler needs, and that planned changes are of its members.
+fn check_sweep(config: &TrainConfig) -> Result<()> {
+    let count = config.members.as_ref().map_or(0, |members| members.all().len());
+    let changes = config.member_changes.iter().flat_map(PlannedChanges::all);
+    for PlannedChange { member, steps, copy } in changes {
+        let from = copy.iter().map(|(from, _)| *from);
+        if let Some(unknown) = from.chain([*member]).find(|member| *member >= count) {
+            let expected = format!("members below {count}, the number of members");
+            return Err(Error::value("member-changes", unknown, expected));
+        }
+        if *steps > config.steps || (copy.is_some() && *steps == 0) {
+            let expected = format!("a change after at most {} steps", config.steps);
+            return Err(Error::value("member-changes", steps, expected));
+        }
+        if copy.is_some() && config.envs != count {
+            let expected = "one env for each member, because members are copied";
+            return Err(Error::value("envs", config.envs, expected));
+        }
+    }
+    let scheduler = config.scheduler;
+    if scheduler == Scheduler::None {
+        return match config.member_changes {
+            None => Ok(()),
+            Some(_) => check_alone(config, "member-changes", &"given"),
+        };
+    }
+    if config.member_changes.is_some() {
+        let expected = "none with member-changes, which replace it";
+        return Err(Error::value("scheduler", scheduler, expected));
+    }
+    let needs =
+        |problem: &str| Err(Error::value("scheduler", scheduler, format!("none, or {problem}")));
+    if count < 2 {
+        return needs("at least 2 members; give --members, or --space and --samples");
+    }
+    if config.control_share() == 0.0 {
+        return needs("a control split, whose score it ranks members by; give --control-split 0.1");
+    }
+    check_alone(config, "scheduler", &scheduler)?;
+    if let Scheduler::Pbt(_) = scheduler {
+        if config.space.is_none() {
+            return needs("a space, within which the settings of copies change");
+        }
+        if config.envs != count {
+            return needs("one env for each member");
+        }
+    }
+    Ok(())
+}
+
+/// Checks what all changes of members need: `key` is the setting that asks for them.
+fn check_alone(config: &TrainConfig, key: &'static str, value: &dyn fmt::Display) -> Result<()> {
+    let needs = |what: &str| Err(Error::value(key, value, format!("none, or {what}")));
+    if config.rounds > 1 {
+        return needs("1 round, in which members end");
+    }
+    if config.epoch == EpochMode::Dealt {
+        return needs("epoch full, so that no sample belongs to a member that ends");
+    }
+    if config.comm.is_processes() || config.ranks() > 1 {
+        return needs("one process with one rank");
+    }
+    if counts_on_envs(&config.controller) || config.controller == ControllerKind::External {
+        return needs("a controller other than a policy or a program, which count on all envs");
+    }
+    Ok(())
+}
+
+/// Whether a controller has memory for a fixed number of envs.
+fn counts_on_envs(controller: &ControllerKind) -> bool {
+    matches!(
+        controller,
+        ControllerKind::Ppo | ControllerKind::Policy(_) | ControllerKind::Greedy(_)
+    )
+}
+
+/// Checks that there is a number for each env, and that envs depend only on their own number.
+fn check_numbers(config: &TrainConfig) -> Result<()> {
+    let Some(numbers) = &config.env_numbers else { return Ok(()) };
+    let needs = |what: String| Err(Error::value("env-numbers", numbers, what));
+    if numbers.all().len() != config.envs {
+        return needs(format!("one for each of {} envs", config.envs));
+    }
+    if config.epoch == EpochMode::Dealt {
+        return needs("none with epoch dealt, where samples depend on the other envs".into());
+    }
+    if config.comm.is_processes() || config.ranks() > 1 {
+        return needs("none with several ranks".into());
+    }
+    if counts_on_envs(&config.controller) {
+        return needs("none with a policy, whose results depend on all envs".into());
     }
     Ok(())
 }

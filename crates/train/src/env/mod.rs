@@ -35,8 +35,10 @@ use crate::setup::Setup;
 
 /// A growing host with its measurements.
 pub(crate) struct Env {
-    /// Number of the env.
+    /// Place of the env among those of the run.
     pub(crate) index: usize,
+    /// Number of the env for controllers and random numbers.
+    pub(crate) number: usize,
     /// The host, which grows, and its network.
     pub(crate) grown: TrainedHost,
     /// Measurements since the start of the episode or the last rollback.
@@ -115,6 +117,7 @@ impl Env {
         let snapshot = Snapshot::new(&grown.network, &lasting)?;
         Ok(Self {
             index: options.index,
+            number: setup.config.env_number(options.index),
             seen: Measurements::new(&grown.host, &grown.parameters),
             counterfactual: Counterfactual::leave_one_out(&grown.host, ModuleScope::Live),
             grown,
@@ -142,7 +145,7 @@ impl Env {
         self.grown.sync(setup)?;
         let host = &self.grown.host;
         self.counterfactual = if when.step + 1 == config.steps {
-            let (purpose, env) = (Purpose::Counterfactuals, self.index as u64);
+            let (purpose, env) = (Purpose::Counterfactuals, self.number as u64);
             let mut random = Rng::new(config.seed, purpose, env, when.round as u64);
             Counterfactual::for_last_step(host, &mut random)
         } else {
@@ -299,9 +302,9 @@ impl Env {
 
     /// The controller's view of this env, without the twin.
     fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
-        let Self { index, grown, seen, .. } = self;
+        let Self { number, grown, seen, .. } = self;
         EnvView {
-            env: *index,
+            env: *number,
             host: &grown.host,
             step: step as u32,
             episode_steps: episode_steps as u32,

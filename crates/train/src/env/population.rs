@@ -13,10 +13,13 @@ const TWIN_CONFIGURATIONS: usize = 2;
 
 /// The envs of a process, and their bare twins, which train on the same batches.
 pub(crate) struct Population {
+    /// The envs in training, by number.
     pub(crate) envs: Vec<Env>,
-    /// The twin of each env, or no twins: the host with which the env began the episode, with the
-    /// same initial weights. Neither a controller nor the governor acts on it.
+    /// The twin of each env in training, or no twins: the host with which the env began the
+    /// episode, with the same initial weights. Neither a controller nor the governor acts on it.
     pub(crate) twins: Vec<TrainedHost>,
+    /// Envs that are not trained now, with their twins.
+    resting: Vec<(Env, Option<TrainedHost>)>,
 }
 
 impl Population {
@@ -29,7 +32,7 @@ impl Population {
             options.iter().map(|options| Env::new(setup, *options)).collect::<Result<_>>()?;
         let twins = options.iter().filter(|_| setup.config.twin());
         let twins = twins.map(|options| new_twin(setup, *options)).collect::<Result<_>>()?;
-        Ok(Self { envs, twins })
+        Ok(Self { envs, twins, resting: vec![] })
     }
 
     /// Envs and twins restored from a checkpoint.
@@ -41,37 +44,70 @@ impl Population {
         options: &[HostOptions<'_>],
         saved: Vec<SavedEnv>,
     ) -> Result<Self> {
-        let (mut envs, mut twins) = (vec![], vec![]);
+        let mut population = Self { envs: vec![], twins: vec![], resting: vec![] };
         for (options, saved) in options.iter().zip(saved) {
-            if let Some(TwinState { training_flops, diverged }) = saved.state.twin {
-                let mut twin = new_twin(setup, *options)?;
-                if !diverged {
-                    twin.load(&saved.tensors.twin)?;
-                }
-                (twin.training_flops, twin.diverged) = (training_flops, diverged);
-                twins.push(twin);
-            }
-            envs.push(Env::restore(setup, *options, saved)?);
+            let (env, twin) = restored(setup, *options, saved)?;
+            population.envs.push(env);
+            population.twins.extend(twin);
         }
-        Ok(Self { envs, twins })
+        Ok(population)
     }
 
-    /// The states of all envs for a checkpoint, after their networks are brought up to date. Waits
-    /// for the device.
+    /// The states of all envs for a checkpoint, by number, after their networks are brought up to
+    /// date. Waits for the device.
     ///
     /// # Errors
     /// A failed stream.
     pub(crate) fn save(&mut self, setup: &Setup) -> Result<Vec<SavedEnv>> {
-        let mut all: Vec<SavedEnv> =
-            self.envs.iter_mut().map(|env| env.save(setup)).collect::<Result<_>>()?;
-        for (saved, twin) in all.iter_mut().zip(&self.twins) {
-            let &TrainedHost { training_flops, diverged, .. } = twin;
-            saved.state.twin = Some(TwinState { training_flops, diverged });
-            if !diverged {
-                saved.tensors.twin = twin.tensors()?;
+        let mut all: Vec<(&mut Env, Option<&TrainedHost>)> = vec![];
+        let mut twins = self.twins.iter();
+        all.extend(self.envs.iter_mut().map(|env| (env, twins.next())));
+        all.extend(self.resting.iter_mut().map(|(env, twin)| (env, twin.as_ref())));
+        all.sort_by_key(|(env, _)| env.index);
+        all.into_iter().map(|(env, twin)| saved(setup, env, twin)).collect()
+    }
+
+    /// Trains the envs that `is_trained` selects by number; the others rest and keep their state.
+    pub(crate) fn select(&mut self, is_trained: impl Fn(usize) -> bool) {
+        let mut twins = std::mem::take(&mut self.twins).into_iter();
+        let envs = std::mem::take(&mut self.envs).into_iter().map(|env| (env, twins.next()));
+        let mut all: Vec<_> = envs.chain(std::mem::take(&mut self.resting)).collect();
+        all.sort_by_key(|(env, _)| env.index);
+        for (env, twin) in all {
+            if is_trained(env.index) {
+                self.envs.push(env);
+                self.twins.extend(twin);
+            } else {
+                self.resting.push((env, twin));
             }
         }
-        Ok(all)
+    }
+
+    /// Replaces the env with the number in `options` by a copy of env `from`, with the state that
+    /// `from` has now: topology, weights, optimiser, statistics, measurements, twin. The copy is
+    /// made as a checkpoint is resumed. Waits for the device.
+    ///
+    /// # Errors
+    /// Out of memory, a failed stream, or settings of the env that do not fit the host of `from`.
+    pub(crate) fn copy(
+        &mut self,
+        setup: &Setup,
+        from: usize,
+        options: HostOptions<'_>,
+    ) -> Result<()> {
+        self.select(|_| true);
+        let place = |number| self.envs.iter().position(|env| env.index == number);
+        let (Some(from), Some(to)) = (place(from), place(options.index)) else { return Ok(()) };
+        let state = saved(setup, &mut self.envs[from], self.twins.get(from))?;
+        let (env, twin) = restored(setup, options, state)?;
+        self.envs[to] = env;
+        twin.into_iter().for_each(|twin| self.twins[to] = twin);
+        Ok(())
+    }
+
+    /// Numbers of the envs in training.
+    pub(crate) fn numbers(&self) -> Vec<usize> {
+        self.envs.iter().map(|env| env.index).collect()
     }
 
     /// All hosts in training: first the envs' hosts, then the twins.
@@ -130,6 +166,39 @@ impl Population {
         })
         .collect()
     }
+}
+
+/// An env and its twin from a checkpoint.
+fn restored(
+    setup: &Setup,
+    options: HostOptions<'_>,
+    saved: SavedEnv,
+) -> Result<(Env, Option<TrainedHost>)> {
+    let twin = match saved.state.twin {
+        None => None,
+        Some(TwinState { training_flops, diverged }) => {
+            let mut twin = new_twin(setup, options)?;
+            if !diverged {
+                twin.load(&saved.tensors.twin)?;
+            }
+            (twin.training_flops, twin.diverged) = (training_flops, diverged);
+            Some(twin)
+        }
+    };
+    Ok((Env::restore(setup, options, saved)?, twin))
+}
+
+/// The state of an env with its twin.
+fn saved(setup: &Setup, env: &mut Env, twin: Option<&TrainedHost>) -> Result<SavedEnv> {
+    let mut saved = env.save(setup)?;
+    if let Some(twin) = twin {
+        let &TrainedHost { training_flops, diverged, .. } = twin;
+        saved.state.twin = Some(TwinState { training_flops, diverged });
+        if !diverged {
+            saved.tensors.twin = twin.tensors()?;
+        }
+    }
+    Ok(saved)
 }
 
 /// A twin with the initial weights of its env.

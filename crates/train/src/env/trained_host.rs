@@ -56,13 +56,14 @@ impl TrainedHost {
         configurations: usize,
     ) -> Result<Self> {
         let HostOptions { index, stream, seed, batch_log } = options;
+        let number = setup.config.env_number(index);
         let options = NetworkOptions {
             configs: configurations,
             batch_log,
             precision: setup.config.precision,
             winograd: setup.config.winograd.0,
             loss: setup.member(index).loss.clone(),
-            ..NetworkOptions::new(seed, index as u64, setup.isa, setup.config.batch)
+            ..NetworkOptions::new(seed, number as u64, setup.isa, setup.config.batch)
         };
         let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);
         let graph = setup.graph(index, &host, rate)?;

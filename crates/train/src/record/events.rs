@@ -28,6 +28,7 @@ pub use self::step_completed::{
 use crate::record::null_as_nan;
 pub use crate::record::recorded::Recorded;
 use crate::record::status::Status;
+use crate::sweep::EndReason;
 
 /// Version of the format of the lines.
 pub const SCHEMA_VERSION: u32 = 2;
@@ -170,6 +171,33 @@ pub enum Event {
     },
     /// Contributions of an env's live modules.
     Counterfactuals(Counterfactuals),
+    /// Members ended before the last step: their envs are not trained any more.
+    MembersEnded {
+        /// Numbers of the members.
+        members: Vec<usize>,
+        /// Number of the round.
+        round: usize,
+        /// Their last step.
+        step: usize,
+        /// `rung`, `median`, `patience`, `diverged` or `lineage`.
+        reason: Recorded<EndReason>,
+        /// Number of members that are still trained.
+        left: usize,
+    },
+    /// A member became a copy of another after this step, with changed settings (population-based
+    /// training).
+    MemberCopied {
+        /// Number of the member.
+        member: usize,
+        /// Number of the member that it is a copy of.
+        from: usize,
+        /// Number of the round.
+        round: usize,
+        /// Number of the step.
+        step: usize,
+        /// Its settings from now on.
+        settings: String,
+    },
     /// A checkpoint follows; it covers the events up to this one.
     CheckpointWritten {
         /// Round of the next step.

@@ -144,25 +144,43 @@ impl Resources {
         let test_samples = of_test.as_ref().map(|(_, samples)| *samples);
         let test = of_test.map(|(subset, _)| serve(subset, &test)).transpose()?;
         let images_per_step = images_per_step(gather.order(), config.replicas());
-        let train_batches = batches_of(&gather, served.clone());
-        let batch_sizes = served.clone().map(|env| batch_sizes(&gather, env)).collect();
-        let control_batches = control.as_ref().map_or_else(Vec::new, Served::batches);
-        Ok(Self {
+        let mut resources = Self {
             devices,
             datasets,
             train: gather,
             replicas,
             control,
             test,
-            batch_sizes,
-            train_batches,
-            control_batches,
+            batch_sizes: vec![],
+            train_batches: vec![],
+            control_batches: vec![],
             images_per_step,
             parts: parts::summaries(config, &parts),
             train_samples,
             control_samples,
             test_samples,
-        })
+        };
+        resources.list_batches(&served.collect::<Vec<_>>());
+        Ok(resources)
+    }
+
+    /// Serves only these envs of the process from the next epoch on, in increasing order. Without
+    /// replicas.
+    pub(crate) fn select(&mut self, envs: &[usize]) {
+        self.train.select(|env| envs.contains(&env));
+        let first = self.devices.envs().start;
+        let places: Vec<usize> = envs.iter().map(|env| env - first).collect();
+        for served in self.control.iter_mut().chain(&mut self.test) {
+            served.select(&places);
+        }
+        self.list_batches(envs);
+    }
+
+    /// Lists the distinct batches of the envs that are served.
+    fn list_batches(&mut self, served: &[usize]) {
+        self.train_batches = batches_of(&self.train, served);
+        self.batch_sizes = served.iter().map(|env| batch_sizes(&self.train, *env)).collect();
+        self.control_batches = self.control.as_ref().map_or_else(Vec::new, Served::batches);
     }
 }
 
@@ -175,6 +193,7 @@ fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
         epoch_mode: if replicas > 1 { EpochMode::Dealt } else { config.epoch },
         shuffle: config.shuffle.0,
         seed: config.seed,
+        ranks: config.env_numbers.as_ref().map(|numbers| numbers.all().to_vec()),
         augment: setup.augment(),
         max_batches: config.max_batches.count(),
         normalization: Some(setup.interface.normalization.clone()),

@@ -28,6 +28,7 @@ pub(super) fn draw(
         envs_per_fold: config.members_len(),
         train_share: config.train_share,
         bootstrap: config.bootstrap,
+        numbers: config.env_numbers.as_ref().map(|numbers| numbers.all().to_vec()),
         seed: config.seed,
     };
     let needs_targets = config.folds.is_some() || classes.is_some();

@@ -53,6 +53,8 @@ pub(crate) struct Served {
     gathers: Vec<SharedGather>,
     /// Gather and stream of each env.
     envs: Vec<(usize, Stream)>,
+    /// Those of the envs that are selected.
+    selected: Vec<(usize, Stream)>,
 }
 
 /// A gather for the envs of a device that have the same samples.
@@ -109,7 +111,13 @@ impl Served {
             }
             envs.push((number, stream.clone()));
         }
-        Ok(Self { gathers, envs })
+        Ok(Self { gathers, selected: envs.clone(), envs })
+    }
+
+    /// Serves only the envs at these places among the envs of the process. Passes count them from
+    /// 0.
+    pub(crate) fn select(&mut self, places: &[usize]) {
+        self.selected = places.iter().map(|place| self.envs[*place].clone()).collect();
     }
 
     /// Distinct batches, as the sizes of the envs' parts; 0 for an env without a part.
@@ -118,7 +126,7 @@ impl Served {
             let size = |(gather, _): &(usize, Stream)| {
                 self.gathers[*gather].gather.order().part(batch, 0).len()
             };
-            self.envs.iter().map(size).collect()
+            self.selected.iter().map(size).collect()
         };
         let batches = self.gathers.iter().map(|shared| shared.gather.len()).max().unwrap_or(0);
         distinct((0..batches).map(of_batch))
@@ -144,7 +152,7 @@ impl Served {
     /// # Errors
     /// Device errors.
     pub(crate) fn pass(&mut self, envs: Range<usize>) -> Result<SplitPass<'_>> {
-        let envs = &self.envs[envs];
+        let envs = &self.selected[envs];
         let mut used = vec![false; self.gathers.len()];
         envs.iter().for_each(|(gather, _)| used[*gather] = true);
         let gathers = self.gathers.iter_mut().zip(used);
@@ -202,10 +210,10 @@ pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
     sizes
 }
 
-/// Distinct batches, as the sizes of the envs' parts; 0 for an env without a part.
-pub(crate) fn batches_of(gather: &GatherBatches, envs: Range<usize>) -> Vec<Vec<usize>> {
+/// Distinct batches of these envs, as the sizes of their parts; 0 for an env without a part.
+pub(crate) fn batches_of(gather: &GatherBatches, envs: &[usize]) -> Vec<Vec<usize>> {
     let order = gather.order();
-    let sizes = |batch| envs.clone().map(|env| order.part(batch, env).len()).collect();
+    let sizes = |batch| envs.iter().map(|env| order.part(batch, *env).len()).collect();
     distinct((0..order.batches()).map(sizes))
 }
 

@@ -8,7 +8,7 @@ use meristem_control::RoundReport;
 use meristem_device::random::{Purpose, Rng};
 
 use crate::checkpoint::{Checkpoints, Current};
-use crate::env::{HostOptions, Population, SavedEnv};
+use crate::env::{Env, HostOptions, Population, SavedEnv};
 use crate::error::{Error, Result};
 use crate::external::Continuation;
 use crate::position::StepPosition;
@@ -20,10 +20,11 @@ use crate::resources::{Replicas, Resources};
 use crate::setup::Setup;
 use crate::setup::controllers::AnyController;
 use crate::step::{StepContext, step, visit};
+use crate::sweep::{Change, EndReason, Sweep};
 
 /// An episode in progress.
 pub(crate) struct Episode<'a, 'j> {
-    pub(crate) setup: &'a Setup,
+    pub(crate) setup: &'a mut Setup,
     pub(crate) resources: &'a mut Resources,
     pub(crate) controller: &'a mut AnyController,
     pub(crate) journal: &'a mut Journal<'j>,
@@ -32,6 +33,7 @@ pub(crate) struct Episode<'a, 'j> {
     pub(crate) world: &'a mut World,
     /// Totals of all ranks; only meaningful on rank 0.
     pub(crate) totals: &'a mut Totals,
+    pub(crate) sweep: &'a mut Sweep,
     pub(crate) round: usize,
     pub(crate) checkpoints: &'a Checkpoints,
 }
@@ -49,6 +51,8 @@ pub(crate) struct EndedEpisode {
     pub(crate) population: Population,
     /// Number of completed steps.
     pub(crate) steps: usize,
+    /// Whether all its steps were made, or all members have ended.
+    pub(crate) complete: bool,
     /// Whether the run was asked to stop.
     pub(crate) interrupted: bool,
     /// Report of the policy's update, if there is a policy and the episode was completed.
@@ -70,9 +74,13 @@ impl<'j> Episode<'_, 'j> {
             }
             Start::At(step, saved) => (step, self.restore_population(saved)?),
         };
+        self.select_members(&mut population);
         let mut steps = first;
         let mut interrupted = false;
         for step in first..self.setup.config.steps {
+            if population.envs.is_empty() {
+                break;
+            }
             if self.stops_before(&mut population, StepPosition { round, step })? {
                 interrupted = true;
                 break;
@@ -87,10 +95,12 @@ impl<'j> Episode<'_, 'j> {
                 break;
             }
         }
+        let complete = steps == self.setup.config.steps || population.envs.is_empty();
+        population.select(|_| true);
+        self.resources.select(&population.numbers());
         // A policy does not learn from an incomplete episode.
-        let complete = steps == self.setup.config.steps;
         let policy = if complete { self.end_round(&population, steps)? } else { None };
-        Ok(EndedEpisode { population, steps, interrupted, policy })
+        Ok(EndedEpisode { population, steps, complete, interrupted, policy })
     }
 
     /// Writes a checkpoint when one is due, and when the run is stopped. One follows the run's
@@ -139,7 +149,8 @@ impl<'j> Episode<'_, 'j> {
             env.tensors.exchange = self.world.merge(replicas.save()?)?;
         }
         let controller = self.controller.get().save()?;
-        let current = Current { next, envs: saved, totals: *self.totals, controller };
+        let (totals, sweep) = (*self.totals, self.sweep.clone());
+        let current = Current { next, envs: saved, totals, controller, sweep };
         self.checkpoints.write(current, self.world, self.journal)
     }
 
@@ -153,7 +164,8 @@ impl<'j> Episode<'_, 'j> {
     fn fresh_population(&mut self) -> Result<Population> {
         self.resources.replicas.iter_mut().for_each(Replicas::forget);
         let envs = self.resources.devices.envs();
-        envs.for_each(|env| self.controller.get().begin_episode(env));
+        let numbers = envs.map(|env| self.setup.config.env_number(env));
+        numbers.for_each(|number| self.controller.get().begin_episode(number));
         Population::new(self.setup, &self.host_options())
     }
 
@@ -191,6 +203,7 @@ impl<'j> Episode<'_, 'j> {
             journal: self.journal,
             processes: self.world.size(),
             spent: Totals::default(),
+            diverged: vec![],
             warm: self.warm,
         }
     }
@@ -199,7 +212,7 @@ impl<'j> Episode<'_, 'j> {
     fn step_of_all(&mut self, population: &mut Population, when: StepPosition) -> Result<bool> {
         let mut context = self.context(population, when);
         let done = step(&mut context);
-        let spent = context.spent;
+        let (spent, diverged) = (context.spent, std::mem::take(&mut context.diverged));
         if done.is_err() {
             self.resources.replicas.iter_mut().for_each(Replicas::leave);
         }
@@ -224,7 +237,79 @@ impl<'j> Episode<'_, 'j> {
             let fingerprints = fingerprints.collect::<Vec<_>>();
             return Err(Error::ReplicasDiffer { fingerprints: fingerprints.join(", ") });
         }
+        self.change_members(population, when, diverged)?;
         Ok(stops.contains(&true))
+    }
+
+    /// Ends members and copies members, as the scheduler decides after a step. Waits for the
+    /// devices if a member is copied.
+    ///
+    /// # Errors
+    /// The error of a diverged env, if no member is left because all have diverged; out of memory,
+    /// a device failure.
+    fn change_members(
+        &mut self,
+        population: &mut Population,
+        when: StepPosition,
+        diverged: Vec<(usize, Error)>,
+    ) -> Result<()> {
+        let StepPosition { round, step } = when;
+        let count = self.sweep.members.len();
+        if count == 0 {
+            return Ok(());
+        }
+        let scores = |env: &Env| (env.index, env.grown.control_score());
+        self.sweep.add_scores(&population.envs.iter().map(scores).collect::<Vec<_>>());
+        let of_diverged = diverged.iter().map(|(env, _)| env % count);
+        let mut changes: Vec<Change> =
+            of_diverged.map(|member| Change::End { member, reason: EndReason::Diverged }).collect();
+        changes.dedup();
+        changes.iter().for_each(|change| self.sweep.record(change));
+        let others = self.sweep.changes(&self.setup.config, step + 1);
+        for change in &others {
+            if let Change::Copy { member, from, settings } = change {
+                self.setup.set_member(*member, settings)?;
+                let options = self.host_options().into_iter().find(|own| own.index == *member);
+                let copy = |options| population.copy(self.setup, *from, options);
+                options.map_or(Ok(()), copy)?;
+            }
+            self.sweep.record(change);
+        }
+        changes.extend(others);
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let left = self.sweep.trained().count();
+        let mut changes = changes.into_iter().peekable();
+        while let Some(change) = changes.next() {
+            self.journal.announce(match change {
+                Change::Copy { member, from, settings } => {
+                    let settings = settings.to_string();
+                    Event::MemberCopied { member, from, round, step, settings }
+                }
+                Change::End { member, reason } => {
+                    let mut members = vec![member];
+                    let same = |next: &Change| matches!(next, Change::End { reason: other, .. } if *other == reason);
+                    while let Some(Change::End { member, .. }) = changes.next_if(same) {
+                        members.push(member);
+                    }
+                    Event::MembersEnded { members, round, step, reason: reason.into(), left }
+                }
+            });
+        }
+        self.select_members(population);
+        match diverged.into_iter().next() {
+            Some((_, error)) if self.sweep.all_diverged() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Trains only the members that have not ended.
+    fn select_members(&mut self, population: &mut Population) {
+        if !self.sweep.members.is_empty() {
+            population.select(|env| self.sweep.trains(env));
+            self.resources.select(&population.numbers());
+        }
     }
 
     /// Ends the round: a learning controller updates its policy.

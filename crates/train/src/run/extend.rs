@@ -71,6 +71,12 @@ pub(crate) fn check(
         );
         return refused("steps", now, expected);
     }
+    if began.scheduler.looks_ahead() {
+        let scheduler = began.scheduler;
+        let expected =
+            format!("{steps}, over which scheduler {scheduler} has planned its rungs, or {anew}");
+        return refused("steps", now, expected);
+    }
     if began.controller == ControllerKind::Ppo {
         let expected = format!(
             "{steps}, because controller ppo learns from whole episodes and sees how much of them \

@@ -25,16 +25,17 @@ use crate::record::journal::Journal;
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
 use crate::record::summary::{
-    FoldSummary, MemorySummary, SUMMARY_VERSION, Status, Stretch, Summary,
+    EnvSummary, FoldSummary, MemorySummary, SUMMARY_VERSION, Status, Stretch, Summary,
 };
 use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
-use crate::settings::{CommKind, TaskKind};
+use crate::settings::{CommKind, Member, TaskKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::report;
+use crate::sweep::Sweep;
 
 /// A run that is ready to start.
 pub(crate) struct PreparedRun {
@@ -42,6 +43,7 @@ pub(crate) struct PreparedRun {
     resources: Resources,
     controller: AnyController,
     totals: Totals,
+    sweep: Sweep,
     /// Also has the results of the completed rounds.
     checkpoints: Checkpoints,
     /// Whether this process has completed a step.
@@ -109,14 +111,9 @@ impl PreparedRun {
         let computed = vec![Stretch::new(StepPosition { round: 0, step: 0 }, config)];
         let (extended, rounds, envs) = (vec![], vec![], vec![]);
         let checkpoints = Checkpoints { store, identity, computed, extended, rounds, envs };
-        Ok(Self {
-            setup,
-            resources,
-            controller,
-            totals: Totals::default(),
-            checkpoints,
-            warm: false,
-        })
+        let sweep = Sweep::new(&setup.config);
+        let (totals, warm) = (Totals::default(), false);
+        Ok(Self { setup, resources, controller, totals, sweep, checkpoints, warm })
     }
 
     /// Checks that all processes have equal settings, data and files.
@@ -306,7 +303,7 @@ impl PreparedRun {
                 saved => Start::At(next.step, saved),
             };
             let ended = self.round(folder, world, journal, round, start)?;
-            let last = round + 1 == rounds && ended.steps == self.setup.config.steps;
+            let last = round + 1 == rounds && ended.complete;
             let stops = self.controller.external().is_some_and(External::stops_after_round);
             if (ended.interrupted || stops) && !last {
                 folder.map_or(Ok(()), |folder| self.export(folder))?;
@@ -331,29 +328,35 @@ impl PreparedRun {
         start: Start,
     ) -> Result<EndedEpisode> {
         let mut episode = Episode {
-            setup: &self.setup,
+            setup: &mut self.setup,
             resources: &mut self.resources,
             controller: &mut self.controller,
             journal,
             warm: &mut self.warm,
             world,
             totals: &mut self.totals,
+            sweep: &mut self.sweep,
             round,
             checkpoints: &self.checkpoints,
         };
         let mut ended = episode.train(start)?;
         let _report = self.resources.devices.span(|| "report and save");
         let own = report::report(&mut self.resources, &self.setup, &mut ended.population)?;
+        let of_member = |env| in_sweep(&self.sweep, &self.setup.config, env);
+        let own: Vec<EnvSummary> = own.into_iter().map(of_member).collect();
         self.checkpoints.envs = world.gather_envs(own)?.concat();
         self.checkpoints.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
         write_weights(&self.setup.interface, folder, world, &ended.population.envs)?;
         self.checkpoints.rounds.push(round_summary(&self.checkpoints.envs, round, &ended));
         let config = &self.setup.config;
-        if ended.steps == config.steps && round + 1 < config.rounds {
+        if ended.complete && round + 1 < config.rounds {
+            // Every round begins with all members.
+            self.sweep = Sweep::new(config);
             let next = StepPosition { round: round + 1, step: 0 };
             journal.announce(Event::CheckpointWritten { round: next.round, step: next.step });
             let (totals, controller) = (self.totals, self.controller.get().save()?);
-            let current = Current { next, envs: vec![], totals, controller };
+            let sweep = self.sweep.clone();
+            let current = Current { next, envs: vec![], totals, controller, sweep };
             self.checkpoints.write(current, world, journal)?;
         }
         Ok(ended)
@@ -446,6 +449,14 @@ impl PreparedRun {
         let unread: Vec<InputFile> = progress.identity.files.into_iter().filter(unread).collect();
         files.extend(unread);
         self.totals = progress.totals;
+        if !progress.sweep.is_without_members() {
+            for (number, member) in progress.sweep.members.iter().enumerate() {
+                let settings = member.settings.as_deref().map(Member::parse).transpose();
+                let settings = settings.map_err(|error| unfit(error.to_string()))?;
+                settings.map_or(Ok(()), |own| self.setup.set_member(number, &own))?;
+            }
+            self.sweep = progress.sweep;
+        }
         let config = &self.setup.config;
         self.checkpoints.computed = progress.computed;
         self.checkpoints.computed.retain(|stretch| stretch.is_before(progress.next));
@@ -462,6 +473,19 @@ impl PreparedRun {
         let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
         let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
         Ok(Resumed { next: progress.next, envs, events: progress.events, extended })
+    }
+}
+
+/// The results of an env with what the sweep knows of its member.
+fn in_sweep(sweep: &Sweep, config: &TrainConfig, env: EnvSummary) -> EnvSummary {
+    let Some(number) = env.env.checked_rem(sweep.members.len()) else { return env };
+    let member = &sweep.members[number];
+    EnvSummary {
+        member: Some(sweep.settings(config, number).to_string()),
+        member_number: Some(number),
+        steps: Some(member.scores.len()),
+        ended: member.ended.map(Into::into),
+        ..env
     }
 }
 

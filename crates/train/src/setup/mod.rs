@@ -28,7 +28,7 @@ use crate::error::{Error, Result, is_no_file};
 use crate::hosts::{misfit, read_host};
 use crate::input_file::{InputFile, Moved, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
-use crate::settings::{Augmentations, ControllerKind, TaskKind};
+use crate::settings::{self, Augmentations, ControllerKind, TaskKind};
 use crate::setup::blueprints::Blueprints;
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
@@ -65,7 +65,7 @@ fn starts_of(config: &TrainConfig) -> Result<Vec<Arc<Weights>>> {
         }
         Weights::load(&file).map(Arc::new)
     };
-    (0..config.envs).map(of_env).collect()
+    (0..config.envs).map(|env| of_env(config.env_number(env))).collect()
 }
 
 /// Inputs of a run other than its settings.
@@ -355,6 +355,18 @@ impl Setup {
     /// Settings and host of an env.
     pub(crate) fn member(&self, env: usize) -> &Member {
         &self.members[env % self.members.len()]
+    }
+
+    /// Gives other settings to a member, from now on.
+    ///
+    /// # Errors
+    /// Settings that do not fit the run.
+    pub(crate) fn set_member(&mut self, number: usize, settings: &settings::Member) -> Result<()> {
+        let config = self.config.of_member(settings);
+        config.validate().map_err(|error| error.in_member(number))?;
+        let names = MemberNames::resolve(config)?;
+        self.members[number] = Member::new(names, &self.image, &self.info)?;
+        Ok(())
     }
 
     /// Checks that the host at the beginning of an episode is within its limits.

@@ -3,6 +3,7 @@
 use meristem_device::{Counts, HotScope, ScopePolicy};
 
 use crate::env::Population;
+use crate::error::Error;
 use crate::position::StepPosition;
 use crate::record::journal::Journal;
 use crate::record::totals::Totals;
@@ -22,6 +23,8 @@ pub(crate) struct StepContext<'a, 'j> {
     pub(crate) processes: usize,
     /// Totals of the current step.
     pub(crate) spent: Totals,
+    /// Envs whose training failed too often in this step, with the errors that end their members.
+    pub(crate) diverged: Vec<(usize, Error)>,
     /// Whether this process has completed a step. Its first step may allocate what later steps
     /// reuse.
     pub(crate) warm: &'a mut bool,
@@ -36,6 +39,13 @@ impl StepContext<'_, '_> {
         permitted: impl Fn(&ScopedDevice) -> Counts,
     ) -> Vec<HotScope> {
         self.resources.devices.hot_scopes(name, self.hot_policy(), permitted)
+    }
+
+    /// Whether a member whose training fails too often ends alone. Otherwise the run ends: a
+    /// policy learns from all envs or from none, and a program counts on its envs.
+    pub(super) fn ends_members(&mut self) -> bool {
+        let decides = matches!(self.controller, AnyController::Rules(_) | AnyController::Script(_));
+        decides && self.processes == 1 && self.setup.config.members_len() > 1
     }
 
     /// Policy of the hot scopes of an epoch. Replicas in several processes wait for each other's

@@ -22,7 +22,8 @@
 //! modules. In a step that failed or whose loss was a spike, only fossilizing a module takes one.
 //! Too many failures without a snapshot in between end the run, because rolling back does not help,
 //! and so does an episode in which every step fails. The other envs end with it, because a policy
-//! learns from all envs or from none.
+//! learns from all envs or from none. In a run with members and without a policy only the member
+//! of the env ends.
 
 use meristem_control::{GovernorConfig, TrainingFailure};
 use meristem_grow::StageChange;
@@ -64,7 +65,7 @@ fn roll_back(
 ) -> Result<()> {
     let env = &mut context.population.envs[nth];
     let _span = context.resources.devices.span(|| format!("rollback of env {}", env.index));
-    let (index, StepPosition { round, step }) = (env.index, context.when);
+    let (index, number, StepPosition { round, step }) = (env.index, env.number, context.when);
     env.governor.failures += 1;
     let GovernorState { snapshot_step: restored_step, failures, .. } = env.governor;
     // An episode that is too short for the limit must not consist of failures only.
@@ -72,14 +73,18 @@ fn roll_back(
         let error = Error::Diverged { env: index, round, step, failure, failures };
         let what = format!("{}; rolling back does not help", failure.describe());
         context.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
-        return Err(error);
+        if !context.ends_members() {
+            return Err(error);
+        }
+        context.diverged.push((index, error));
     }
+    let env = &mut context.population.envs[nth];
     let (cause, control_loss) = (env.governor.cause(step), env.grown.control_loss());
     let before = ModulesBefore::new(env);
     let changes = env.restore_snapshot(context.setup)?;
     context.resources.replicas.iter_mut().for_each(Replicas::forget);
     env.governor.rolled_back();
-    context.controller.get().roll_back(index, cause, rules.penalty as f32)?;
+    context.controller.get().roll_back(number, cause, rules.penalty as f32)?;
     context.spent.rollbacks += 1;
     let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
     context.journal.emit_waiting(Event::GovernorRollback {

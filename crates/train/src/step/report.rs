@@ -32,14 +32,12 @@ pub(crate) fn report(
     }
     let all = measure::read_all(resources, population)?;
     let judged = Judged { has_control: resources.control.is_some(), test: setup.task.test_score };
-    let Population { envs, twins } = population;
+    let Population { envs, twins, .. } = population;
     let mut summaries = vec![];
     for (nth, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
         let twin = twins.get(nth).map(|twin| summarise_twin(twin, &judged));
-        let members = setup.config.members.as_ref();
-        let member = members.map(|members| members.of_env(env.index).to_string());
         let part = resources.parts.get(env.index).cloned();
-        summaries.push(EnvSummary { twin, member, part, ..summarise(env, metrics, &judged) });
+        summaries.push(EnvSummary { twin, part, ..summarise(env, metrics, &judged) });
     }
     Ok(summaries)
 }
@@ -60,6 +58,9 @@ fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
     EnvSummary {
         env: env.index,
         member: None,
+        member_number: None,
+        steps: None,
+        ended: None,
         part: None,
         train_loss,
         train_score,

@@ -43,10 +43,11 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
         _ => {
             train.start_epoch(epoch)?;
             let scopes = scopes();
+            let numbers = context.population.numbers();
             let mut fleets = context.population.fleets();
             let mut batches = 0;
             while let Some(next) = train.next()? {
-                let (envs, labelled) = (places(&next, devices), labelled(&next));
+                let (envs, labelled) = (places(&next, &numbers), labelled(&next));
                 for networks in &mut fleets {
                     networks.select(&envs).train_step(&labelled)?;
                 }
@@ -69,10 +70,9 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     Ok(())
 }
 
-/// Places of the envs with these batches among the envs of this process.
-fn places(batches: &[Batch], devices: &OpenDevices) -> Vec<usize> {
-    let first = devices.envs().start;
-    batches.iter().map(|batch| batch.env - first).collect()
+/// Places of the envs with these batches among the envs in training, which have these numbers.
+fn places(batches: &[Batch], numbers: &[usize]) -> Vec<usize> {
+    batches.iter().map(|batch| numbers.partition_point(|number| *number < batch.env)).collect()
 }
 
 fn statistics_scopes(
@@ -101,11 +101,12 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _scopes =
         statistics_scopes(devices, policy, PassBatches::new(train, batches, train_batches.len()));
     train.start_epoch(STATISTICS_EPOCH)?;
+    let numbers = context.population.numbers();
     let mut fleets = context.population.fleets();
     fleets.iter_mut().try_for_each(|networks| networks.begin_statistics())?;
     for _ in 0..batches {
         let Some(next) = train.next()? else { break };
-        let envs = places(&next, devices);
+        let envs = places(&next, &numbers);
         let inputs: Vec<_> = next.iter().map(|batch| &batch.inputs).collect();
         fleets.iter_mut().try_for_each(|networks| networks.select(&envs).observe(&inputs))?;
         for (inputs, env) in inputs.iter().zip(envs) {

@@ -96,8 +96,17 @@ impl Meristem {
 /// Whether the calling test's runs keep `MERISTEM_SANITIZE`. The other modules test texts, files,
 /// signals and terminals, around runs whose launches these modules check.
 fn is_sanitized() -> bool {
-    const MODULES: &[&str] =
-        &["blueprints", "check", "devices", "learning", "parts", "resume", "train", "twin"];
+    const MODULES: &[&str] = &[
+        "blueprints",
+        "check",
+        "devices",
+        "learning",
+        "parts",
+        "resume",
+        "sweeps",
+        "train",
+        "twin",
+    ];
     let thread = std::thread::current();
     let module = thread.name().and_then(|test| test.split("::").next());
     module.is_none_or(|module| MODULES.contains(&module))

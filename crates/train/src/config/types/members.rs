@@ -38,7 +38,7 @@ impl Member {
     ///
     /// # Errors
     /// A key that is there already; a value that has the separator of settings.
-    fn push(&mut self, key: &str, value: &str) -> Result<(), BadValue> {
+    pub(crate) fn push(&mut self, key: &str, value: &str) -> Result<(), BadValue> {
         let (key, value) = (key.trim().replace('-', "_"), value.trim());
         if self.get(&key).is_some() {
             return Err(BadValue::new(&key, "each setting of a member once"));
@@ -63,8 +63,11 @@ impl Member {
         }
     }
 
-    /// Parses the form that a run writes.
-    fn parse(text: &str) -> Result<Self, BadValue> {
+    /// Parses the form that a run writes, such as `lr=0.1; host=mlp:64,64`.
+    ///
+    /// # Errors
+    /// Text that is not a list of settings with values.
+    pub(crate) fn parse(text: &str) -> Result<Self, BadValue> {
         let mut member = Self::default();
         for setting in text.split(SEPARATOR).filter(|setting| !setting.trim().is_empty()) {
             let (key, value) = setting
@@ -101,7 +104,7 @@ impl Members {
         &self.0[env % self.0.len()]
     }
 
-    fn new(members: Vec<Member>) -> Result<Self, BadValue> {
+    pub(crate) fn new(members: Vec<Member>) -> Result<Self, BadValue> {
         if members.is_empty() || members.len() > MEMBERS_MAX {
             let expected = format!("1 to {MEMBERS_MAX} members");
             return Err(BadValue::new(&format!("{} members", members.len()), expected));
@@ -170,7 +173,7 @@ enum MemberForm {
 }
 
 /// A table in the order of its text, as far as the format keeps it: JSON does, TOML sorts the keys.
-struct Entries(Vec<(String, toml::Value)>);
+pub(super) struct Entries(pub(super) Vec<(String, toml::Value)>);
 
 impl<'de> Deserialize<'de> for Entries {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -193,7 +196,7 @@ impl<'de> Deserialize<'de> for Entries {
 }
 
 /// Text form of a value in a file. A list is joined with commas.
-fn text_of(value: &toml::Value) -> Result<String, BadValue> {
+pub(super) fn text_of(value: &toml::Value) -> Result<String, BadValue> {
     Ok(match value {
         toml::Value::String(text) => text.clone(),
         toml::Value::Integer(number) => number.to_string(),

@@ -10,6 +10,7 @@ use crate::record::null_as_nan;
 use crate::record::part::PartSummary;
 use crate::record::recorded::Recorded;
 use crate::statistics::Spread;
+use crate::sweep::EndReason;
 
 /// Results of one env at the end of an episode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -20,6 +21,16 @@ pub struct EnvSummary {
     /// settings of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub member: Option<String>,
+    /// Number of the env's member; omitted for a run without members, and in older summaries.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub member_number: Option<usize>,
+    /// Steps that the env was trained; omitted for a run without members.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steps: Option<usize>,
+    /// The reason for which its member ended before the last step: `rung`, `median`, `patience`,
+    /// `diverged` or `lineage`; omitted if it did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<Recorded<EndReason>>,
     /// Part of the dataset that the env has; omitted if all envs have the same samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<PartSummary>,

@@ -3,11 +3,15 @@
 use serde::Serialize;
 
 use super::{EnvSummary, Summary};
+use crate::record::recorded::Recorded;
 use crate::statistics::Spread;
+use crate::sweep::EndReason;
 
 /// Results of the envs of one member.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Place {
+    /// Number of the member; `None` for a run of an older version.
+    pub number: Option<usize>,
     /// The member's settings, such as `lr=0.1; host=baseline`.
     pub member: String,
     /// Numbers of its envs.
@@ -20,6 +24,10 @@ pub struct Place {
     pub test: Option<Spread>,
     /// Mean number of trained parameters.
     pub parameters: f64,
+    /// Steps that it was trained; `None` for a run of an older version.
+    pub steps: Option<usize>,
+    /// The reason for which it ended before the last step, if it did.
+    pub ended: Option<Recorded<EndReason>>,
 }
 
 /// The spread of the scores; `None` without scores, or if one is missing or not finite.
@@ -34,7 +42,11 @@ impl Place {
             spread(&envs.iter().map(|env| score(env)).collect::<Vec<_>>())
         };
         let parameters = envs.iter().map(|env| env.parameters as f64).sum::<f64>();
+        let first = envs.first();
         Self {
+            number: first.and_then(|env| env.member_number),
+            steps: first.and_then(|env| env.steps),
+            ended: first.and_then(|env| env.ended.clone()),
             member: member.into(),
             envs: envs.iter().map(|env| env.env).collect(),
             control: of(|env| env.control_score),
@@ -52,19 +64,25 @@ impl Place {
 
 impl Summary {
     /// The members from the best to the worst score, see [`Place::score`]; members without a score
-    /// are last. Empty for a run without members.
+    /// and members that diverged are last. Empty for a run without members.
     pub fn leaderboard(&self) -> Vec<Place> {
-        let mut members: Vec<(&str, Vec<&EnvSummary>)> = vec![];
+        // Runs of older versions have no numbers; there settings with equal texts are one member.
+        let mut members: Vec<((Option<usize>, &str), Vec<&EnvSummary>)> = vec![];
         for env in &self.envs {
             let Some(member) = env.member.as_deref() else { continue };
-            match members.iter_mut().find(|(known, _)| *known == member) {
+            let own = (env.member_number, member);
+            match members.iter_mut().find(|(known, _)| *known == own) {
                 Some((_, envs)) => envs.push(env),
-                None => members.push((member, vec![env])),
+                None => members.push((own, vec![env])),
             }
         }
         let mut places: Vec<Place> =
-            members.iter().map(|(member, envs)| Place::new(member, envs)).collect();
-        let key = |place: &Place| place.score().unwrap_or(f64::NEG_INFINITY);
+            members.iter().map(|((_, member), envs)| Place::new(member, envs)).collect();
+        let diverged = |place: &Place| {
+            place.ended.as_ref().is_some_and(|reason| *reason == EndReason::Diverged)
+        };
+        let score = |place: &Place| place.score().unwrap_or(f64::NEG_INFINITY);
+        let key = |place: &Place| if diverged(place) { f64::NEG_INFINITY } else { score(place) };
         // Stable: equal scores keep the order of the members.
         places.sort_by(|a, b| key(b).total_cmp(&key(a)));
         places

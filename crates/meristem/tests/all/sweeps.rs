@@ -1,0 +1,203 @@
+//! Sweeps: members drawn from a space, ended early or copied (P4, P5).
+
+use crate::common::Meristem;
+use crate::common::runs::{Outcome, outcome, with_images};
+use crate::resume::{Moment, killed_at};
+
+/// Settings of a small sweep, except for its scheduler.
+const SETTINGS: &str = "
+dataset = \"arrays\"
+data_root = \"images.safetensors\"
+controller = \"none\"
+control_split = 0.2
+batch = 32
+checkpoint_every = 1
+samples = 9
+seed = 5
+
+[space]
+lr = { log_uniform = [1e-3, 1] }
+momentum = { uniform = [0, 0.9] }
+host = { choice = [\"cnn:channels=2\", \"cnn:channels=3,blocks=2\"] }
+";
+
+/// A project with the file `sweep.toml`.
+fn with_sweep(scheduler: &str, steps: usize) -> Meristem {
+    let m = with_images();
+    let text = format!("scheduler = \"{scheduler}\"\nsteps = {steps}\n{SETTINGS}");
+    std::fs::write(m.path("sweep.toml"), text).unwrap();
+    m
+}
+
+/// The steps that each env was trained.
+fn steps(m: &Meristem, run: &str) -> Vec<u64> {
+    let summary = m.json(&format!("{run}/summary.json"));
+    let envs = summary["envs"].as_array().unwrap().iter();
+    envs.map(|env| env["steps"].as_u64().unwrap()).collect()
+}
+
+/// Kills a sweep at some moments; resumed, it ends as the undisturbed run.
+fn is_resumed(m: &Meristem, whole: &Outcome) {
+    let lines = whole.events.len();
+    for (attempt, share) in [(0, 2), (1, 4), (2, 6), (3, 8)] {
+        let name = format!("killed-{attempt}");
+        let start = format!("sweep sweep.toml --quiet --run-dir {name}");
+        assert!(killed_at(m, &start, &name, Moment::Events(lines * share / 10)));
+        m.ok(&format!("train --resume {name} --quiet --threads {}", attempt % 2 + 1));
+        assert_eq!(outcome(m, &name), *whole, "killed after {share} tenths");
+    }
+}
+
+/// One of three goes on after steps 1 and 3. Who goes on has the bits of a run without a scheduler,
+/// and each member trained alone has its bits.
+#[test]
+fn halving_ends_the_worst_and_changes_nobody_else() {
+    let m = with_sweep("halving:3", 9);
+    let said = m.ok("sweep sweep.toml --run-dir run");
+    assert!(said.stdout.contains("6 members end: not among the best of its rung; 3 left"));
+    assert!(said.stdout.contains("2 members end: not among the best of its rung; 1 left"));
+    assert!(said.stdout.contains("step   9/9"), "{}", said.stdout);
+    let made = steps(&m, "run");
+    let count = |wanted| made.iter().filter(|steps| **steps == wanted).count();
+    assert_eq!([1, 3, 9].map(count), [6, 2, 1], "{made:?}");
+    let whole = outcome(&m, "run");
+    is_resumed(&m, &whole);
+
+    m.ok("sweep sweep.toml --quiet --scheduler none --run-dir all");
+    let winner = made.iter().position(|steps| *steps == 9).unwrap();
+    assert_eq!(outcome(&m, "all").weights[winner], whole.weights[winner]);
+    let second = made.iter().position(|steps| *steps == 3).unwrap();
+    let first = made.iter().position(|steps| *steps == 1).unwrap();
+    for member in [winner, second, first] {
+        m.ok(&format!("sweep replay run {member} --quiet --run-dir alone-{member}"));
+        let alone = outcome(&m, &format!("alone-{member}"));
+        assert_eq!(alone.weights, [whole.weights[member].clone()], "member {member}");
+        assert_eq!(steps(&m, &format!("alone-{member}")), [made[member]]);
+    }
+}
+
+/// Members copy topology, weights, optimiser and settings; the winner is trained again through its
+/// lineage.
+#[test]
+fn a_population_is_resumed_and_its_winner_repeated() {
+    let m = with_sweep("pbt:1", 5);
+    let text = std::fs::read_to_string(m.path("sweep.toml")).unwrap();
+    let grown = text.replace("controller = \"none\"", "controller = \"random\"");
+    std::fs::write(m.path("sweep.toml"), grown).unwrap();
+    m.ok("sweep sweep.toml --quiet --run-dir run");
+    let whole = outcome(&m, "run");
+    is_resumed(&m, &whole);
+    let events = m.events("run");
+    let copies: Vec<_> = events.iter().filter(|event| event["event"] == "member_copied").collect();
+    assert!(copies.len() > 2, "{copies:?}");
+    let last = copies.last().unwrap();
+    let (member, settings) = (last["member"].as_u64().unwrap() as usize, &last["settings"]);
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["envs"][member]["member"], *settings, "the results have its last settings");
+    for member in [member, last["from"].as_u64().unwrap() as usize, 0] {
+        let name = format!("alone-{member}");
+        m.ok(&format!("sweep replay run {member} --quiet --run-dir {name}"));
+        let alone = outcome(&m, &name).weights;
+        assert!(alone.len() < 6 && alone.contains(&whole.weights[member]), "member {member}");
+    }
+}
+
+/// Rules that end members at other moments, and a space that is sampled in another way.
+#[test]
+fn other_schedulers_end_members_as_well() {
+    let m = with_sweep("median:2", 6);
+    for scheduler in ["median:2", "patience:1", "hyperband:2"] {
+        let name = scheduler.replace(':', "-");
+        m.ok(&format!(
+            "sweep sweep.toml --quiet --scheduler {scheduler} --sampler sobol --run-dir {name}"
+        ));
+        let made = steps(&m, &name);
+        assert!(made.iter().any(|steps| *steps < 6), "{scheduler}: {made:?}");
+        let events = m.events(&name);
+        let ended = events.iter().filter(|event| event["event"] == "members_ended");
+        let count: usize = ended.map(|event| event["members"].as_array().unwrap().len()).sum();
+        assert_eq!(count, made.iter().filter(|steps| **steps < 6).count(), "{scheduler}");
+    }
+}
+
+/// A member whose training fails ends alone and is last; if all fail, the run fails.
+#[test]
+fn a_member_that_diverges_ends_alone() {
+    let m = with_images();
+    let run = "train --dataset arrays --data-root images.safetensors --controller none --steps 8 \
+               --batch 32 --control-split 0.2 --clip-norm off";
+    let said = m.ok(&format!("{run} --members lr=1e6,0.05 --run-dir run"));
+    assert!(said.stdout.contains("member 0 ends: training failed; 1 left"), "{}", said.stdout);
+    let summary = m.json("run/summary.json");
+    assert_eq!(summary["status"], "completed");
+    assert_eq!(summary["envs"][0]["ended"], "diverged");
+    assert_eq!(steps(&m, "run")[1], 8);
+    let board: Vec<&str> = said.stdout.lines().filter(|line| line.contains("lr=")).collect();
+    assert!(board[1].contains("lr=1000000"), "{board:?}");
+    m.ok("runs verify run");
+    m.fails(&format!("{run} --members lr=1e6,2e6 --run-dir all"), 1, &["env 0", "diverged"]);
+}
+
+/// An env has the bits of the env with its number, with random actions and samples of its own.
+#[test]
+fn envs_have_the_bits_of_their_numbers() {
+    let m = with_images();
+    let run = "train --dataset arrays --data-root images.safetensors --controller random --steps 4 \
+               --batch 32 --quiet";
+    for (name, own) in [("bootstrap", "--bootstrap"), ("share", "--train-share 0.5")] {
+        m.ok(&format!("{run} {own} --envs 6 --run-dir {name}-all"));
+        m.ok(&format!("{run} {own} --envs 3 --env-numbers 4,1,5 --run-dir {name}-some"));
+        let [all, some] = ["all", "some"].map(|of| outcome(&m, &format!("{name}-{of}")).weights);
+        assert_eq!(some, [4, 1, 5].map(|env| all[env].clone()), "{name}");
+    }
+}
+
+#[test]
+fn wrong_sweeps_are_errors_that_leave_no_folder() {
+    let m = with_sweep("halving:3", 9);
+    for (flags, words) in [
+        ("--space lr=choice:", &["at least one value"][..]),
+        ("--space lr=uniform:1,0", &["the lower first"]),
+        ("--space lr=log_uniform:0,1", &["above 0"]),
+        ("--space lrr=uniform:0,1", &["did you mean `lr`?"]),
+        ("--space steps=int:1,5", &["belongs to the run"]),
+        ("--space lr=uniform:-2,-1", &["member 0"]),
+        ("--samples 0", &["1 to 4096"]),
+        ("--members lr=0.1,0.2", &["none with members"]),
+        ("--scheduler halving:1", &["from 2"]),
+        ("--scheduler halfing", &["did you mean `halving"]),
+        ("--control-split 0", &["a control split"]),
+        ("--rounds 2", &["1 round"]),
+        ("--epoch dealt", &["epoch full"]),
+        ("--controller ppo --rounds 1", &["a controller other than a policy"]),
+        ("--scheduler pbt --envs 18", &["one env for each member"]),
+        ("--scheduler none --member-changes 5@4", &["member-changes"]),
+        (r#"--scheduler none --member-changes ["end@4"]"#, &["end 3@9"]),
+        (r#"--member-changes []"#, &["none with member-changes"]),
+        ("--env-numbers 1,2", &["one for each of 9 envs"]),
+        ("--env-numbers 1,1", &["different numbers"]),
+    ] {
+        m.fails(&format!("sweep sweep.toml --run-dir bad {flags}"), 2, words);
+        assert!(!m.path("bad").exists(), "{flags}");
+    }
+    let images = "train --dataset arrays --data-root images.safetensors --run-dir bad";
+    for (flags, words) in [
+        ("--samples 3", &["without a space"][..]),
+        ("--space lr=uniform:0,1", &["`samples`"]),
+        ("--scheduler halving", &["at least 2 members"]),
+        ("--members lr=0.1,0.2 --scheduler pbt --control-split 0.2", &["a space"]),
+    ] {
+        m.fails(&format!("{images} --controller none {flags}"), 2, words);
+    }
+    std::fs::write(m.path("plain.toml"), "steps = 3").unwrap();
+    m.fails("sweep plain.toml", 2, &["neither members nor a space"]);
+    m.fails("sweep", 2, &["FILE"]);
+    m.ok("sweep sweep.toml --quiet --steps 2 --run-dir run");
+    m.fails("sweep replay run 9 --run-dir bad", 2, &["below 9"]);
+    m.fails("sweep replay run 0 --lr 0.1 --run-dir bad", 2, &["`lr`", "the value of the run"]);
+    m.fails("sweep replay nowhere 0", 1, &["nowhere"]);
+    m.ok(&format!("{} --quiet --controller none --steps 1", images.replace("bad", "plain")));
+    m.fails("sweep replay plain 0 --run-dir bad", 2, &["a run with members"]);
+    let longer = "train --resume run --quiet --steps 12";
+    m.fails(longer, 2, &["has planned its rungs"]);
+}

@@ -1,0 +1,481 @@
+//! Search space of members: a distribution for each setting that varies (P2).
+
+use std::fmt;
+use std::str::FromStr;
+
+use meristem_device::random::Rng;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::members::{Entries, Member, text_of};
+use crate::config::text::BadValue;
+use crate::config::value::{FlagForm, SettingValue};
+
+/// Between the values of a choice.
+const OR: char = '|';
+
+/// Before the condition of a dimension.
+const WHEN: &str = " when ";
+
+/// Factors by which [`Space::perturb`] changes a number, as in Jaderberg et al., "Population Based
+/// Training of Neural Networks", 2017, 4.1.1.
+const FACTORS: [f64; 2] = [0.8, 1.2];
+
+/// Probability with which [`Space::perturb`] draws a choice again, as in the same paper.
+const REDRAWN: f32 = 0.25;
+
+/// Distribution of a setting's values. Numbers are rounded to four significant digits.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Distribution {
+    /// Each of these texts with the same probability.
+    Choice(Vec<String>),
+    /// A whole number, both bounds included.
+    Int(i64, i64),
+    /// A number, uniform between two bounds.
+    Uniform(f64, f64),
+    /// A number whose logarithm is uniform between those of two positive bounds.
+    LogUniform(f64, f64),
+}
+
+impl Distribution {
+    const FORMS: &'static str =
+        "choice:A|B, int:LOW,HIGH, uniform:LOW,HIGH or log_uniform:LOW,HIGH";
+
+    /// The distribution with this name.
+    fn new(name: &str, values: &[String]) -> Result<Self, BadValue> {
+        let all = values.join(",");
+        let bounds = || -> Result<(f64, f64), BadValue> {
+            let numbers: Vec<f64> = values.iter().filter_map(|v| v.trim().parse().ok()).collect();
+            match numbers[..] {
+                [low, high]
+                    if values.len() == 2 && low < high && low.is_finite() && high.is_finite() =>
+                {
+                    Ok((low, high))
+                }
+                _ => Err(BadValue::new(&all, "two finite numbers, the lower first")),
+            }
+        };
+        match name {
+            "choice" if values.is_empty() || values.iter().any(|value| value.trim().is_empty()) => {
+                Err(BadValue::new(&all, "at least one value, and none that is empty"))
+            }
+            "choice" => Ok(Self::Choice(values.iter().map(|value| value.trim().into()).collect())),
+            "int" => {
+                let (low, high) = bounds()?;
+                let is_whole = |x: f64| x == x.trunc() && x.abs() <= (1i64 << 53) as f64;
+                if !is_whole(low) || !is_whole(high) {
+                    return Err(BadValue::new(&all, "whole numbers"));
+                }
+                Ok(Self::Int(low as i64, high as i64))
+            }
+            "uniform" => bounds().map(|(low, high)| Self::Uniform(low, high)),
+            "log_uniform" => match bounds()? {
+                (low, high) if low > 0.0 => Ok(Self::LogUniform(low, high)),
+                _ => Err(BadValue::new(&all, "numbers above 0, because they have logarithms")),
+            },
+            _ => Err(BadValue::new(name, Self::FORMS)),
+        }
+    }
+
+    /// The value at `u` in 0..1.
+    fn at(&self, u: f64) -> String {
+        match self {
+            Self::Choice(values) => {
+                let nth = (u * values.len() as f64) as usize;
+                values[nth.min(values.len() - 1)].clone()
+            }
+            &Self::Int(low, high) => {
+                let count = (high - low + 1) as f64;
+                (low + (u * count) as i64).min(high).to_string()
+            }
+            &Self::Uniform(low, high) => rounded(low + u * (high - low)),
+            &Self::LogUniform(low, high) => rounded(low * (high / low).powf(u)),
+        }
+    }
+
+    /// A value near `value`: a number times 0.8 or 1.2, within the bounds; a choice as before, or
+    /// drawn again.
+    fn near(&self, value: &str, random: &mut Rng) -> String {
+        let factor = FACTORS[random.below(2) as usize];
+        let drawn = random.uniform();
+        let again = f64::from(random.uniform());
+        let Ok(number) = value.parse::<f64>() else {
+            return if drawn < REDRAWN { self.at(again) } else { value.into() };
+        };
+        let scaled = number * factor;
+        match self {
+            Self::Choice(_) if drawn < REDRAWN => self.at(again),
+            Self::Choice(_) => value.into(),
+            &Self::Int(low, high) => {
+                // At least one, so that small numbers change as well.
+                let step = (scaled - number).abs().round().max(1.0).copysign(scaled - number);
+                ((number + step) as i64).clamp(low, high).to_string()
+            }
+            &Self::Uniform(low, high) | &Self::LogUniform(low, high) => {
+                rounded(scaled.clamp(low, high))
+            }
+        }
+    }
+}
+
+/// A number with four significant digits.
+fn rounded(x: f64) -> String {
+    let text = format!("{x:.3e}");
+    text.parse::<f64>().map_or(text, |x| x.to_string())
+}
+
+impl fmt::Display for Distribution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Choice(values) => write!(f, "choice:{}", values.join("|")),
+            Self::Int(low, high) => write!(f, "int:{low},{high}"),
+            Self::Uniform(low, high) => write!(f, "uniform:{low},{high}"),
+            Self::LogUniform(low, high) => write!(f, "log_uniform:{low},{high}"),
+        }
+    }
+}
+
+/// Condition of a dimension: another setting has one of some values.
+#[derive(Clone, Debug, PartialEq)]
+struct Condition {
+    key: String,
+    values: Vec<String>,
+}
+
+/// A setting with the distribution of its values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dimension {
+    key: String,
+    distribution: Distribution,
+    condition: Option<Condition>,
+}
+
+impl Dimension {
+    /// Key of the setting.
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Distribution of its values.
+    pub fn distribution(&self) -> &Distribution {
+        &self.distribution
+    }
+
+    fn new(key: &str, distribution: Distribution, when: Option<&str>) -> Result<Self, BadValue> {
+        let condition = when.map(|text| {
+            let expected = "KEY=VALUE|VALUE after `when`";
+            let (key, values) =
+                text.split_once('=').ok_or_else(|| BadValue::new(text, expected))?;
+            let values = values.split(OR).map(|value| value.trim().to_string()).collect();
+            Ok(Condition { key: normal(key), values })
+        });
+        Ok(Self { key: normal(key), distribution, condition: condition.transpose()? })
+    }
+
+    /// Whether the condition holds among the drawn values.
+    fn holds(&self, drawn: &[Option<String>], all: &[Self]) -> bool {
+        self.condition.as_ref().is_none_or(|Condition { key, values }| {
+            let other = all.iter().position(|dimension| dimension.key == *key);
+            other.is_some_and(|other| drawn[other].as_ref().is_some_and(|own| values.contains(own)))
+        })
+    }
+}
+
+fn normal(key: &str) -> String {
+    key.trim().replace('-', "_")
+}
+
+impl FromStr for Dimension {
+    type Err = BadValue;
+
+    /// Parses `KEY=DISTRIBUTION:VALUES`, with ` when KEY=VALUES` after it if it has a condition.
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let wrong =
+            || BadValue::new(text, format!("KEY=DISTRIBUTION:VALUES with {}", Distribution::FORMS));
+        let (own, when) = match text.split_once(WHEN) {
+            Some((own, when)) => (own, Some(when)),
+            None => (text, None),
+        };
+        let (key, distribution) = own.split_once('=').ok_or_else(wrong)?;
+        let (name, values) = distribution.split_once(':').ok_or_else(wrong)?;
+        let separator = if name.trim() == "choice" { OR } else { ',' };
+        let values: Vec<String> = match values.trim() {
+            "" => vec![],
+            values => values.split(separator).map(String::from).collect(),
+        };
+        Self::new(key, Distribution::new(name.trim(), &values)?, when)
+    }
+}
+
+impl fmt::Display for Dimension {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.key, self.distribution)?;
+        self.condition.as_ref().map_or(Ok(()), |Condition { key, values }| {
+            write!(f, "{WHEN}{key}={}", values.join("|"))
+        })
+    }
+}
+
+/// Search space of members. Forms: texts such as `lr=log_uniform:0.001,1`, separated by `;` or in a
+/// list; and in files a table such as `lr = { log_uniform = [0.001, 1] }`, with the condition as
+/// `when = "host=minimal"`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Space(Vec<Dimension>);
+
+impl Space {
+    /// The dimensions, in the order in which they were given.
+    pub fn dimensions(&self) -> &[Dimension] {
+        &self.0
+    }
+
+    /// The dimension of a setting.
+    pub fn dimension(&self, key: &str) -> Option<&Dimension> {
+        self.0.iter().find(|dimension| dimension.key == key)
+    }
+
+    fn new(dimensions: Vec<Dimension>) -> Result<Self, BadValue> {
+        let text = |dimension: &Dimension| dimension.to_string();
+        if dimensions.is_empty() {
+            return Err(BadValue::new("", "at least one setting"));
+        }
+        for (nth, dimension) in dimensions.iter().enumerate() {
+            let before = &dimensions[..nth];
+            if before.iter().any(|other| other.key == dimension.key) {
+                return Err(BadValue::new(&text(dimension), "each setting once"));
+            }
+            // Of an earlier dimension, so that there is no circle.
+            let known = |key: &str| before.iter().any(|other| other.key == key);
+            if let Some(condition) = &dimension.condition
+                && !known(&condition.key)
+            {
+                let expected =
+                    format!("`{}` in the space, before `{}`", condition.key, dimension.key);
+                return Err(BadValue::new(&text(dimension), expected));
+            }
+        }
+        Ok(Self(dimensions))
+    }
+
+    /// The member at the position `at(dimension)` in 0..1 of each dimension. A setting whose
+    /// condition does not hold is left to the run.
+    ///
+    /// # Errors
+    /// As [`Member::push`].
+    pub(crate) fn member(&self, at: impl Fn(usize) -> f64) -> Result<Member, BadValue> {
+        let mut drawn: Vec<Option<String>> = vec![None; self.0.len()];
+        let mut member = Member::default();
+        for (nth, dimension) in self.0.iter().enumerate() {
+            if dimension.holds(&drawn, &self.0) {
+                let value = dimension.distribution.at(at(nth));
+                member.push(&dimension.key, &value)?;
+                drawn[nth] = Some(value);
+            }
+        }
+        Ok(member)
+    }
+
+    /// A member near `member`: each of its settings that the space has is changed as described at
+    /// [`FACTORS`] and [`REDRAWN`], except `host`, because its weights stay.
+    pub(crate) fn perturb(&self, member: &Member, random: &mut Rng) -> Member {
+        let mut other = member.clone();
+        for Dimension { key, distribution, .. } in self.0.iter().filter(|own| own.key != "host") {
+            if let Some(value) = member.get(key) {
+                other.replace(key, distribution.near(value, random));
+            }
+        }
+        other
+    }
+}
+
+/// The forms in files.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Form {
+    Text(String),
+    Texts(Vec<String>),
+    Table(Entries),
+}
+
+/// The dimension of a table such as `{ log_uniform = [0.001, 1], when = "host=minimal" }`.
+fn of_table(key: &str, value: &toml::Value) -> Result<Dimension, BadValue> {
+    let expected = "a table with one distribution, such as { uniform = [0, 1] }";
+    let wrong = || BadValue::new(&format!("{key} = {value}"), expected);
+    let mut table = value.as_table().ok_or_else(wrong)?.clone();
+    let when = table.remove("when");
+    let when = when.as_ref().map(|when| when.as_str().ok_or_else(wrong)).transpose()?;
+    let mut entries = table.iter();
+    let (Some((name, values)), None) = (entries.next(), entries.next()) else {
+        return Err(wrong());
+    };
+    let values = values.as_array().ok_or_else(wrong)?;
+    let values = values.iter().map(text_of).collect::<Result<Vec<_>, _>>()?;
+    Dimension::new(key, Distribution::new(name, &values)?, when)
+}
+
+impl TryFrom<Form> for Space {
+    type Error = BadValue;
+
+    fn try_from(form: Form) -> Result<Self, BadValue> {
+        match form {
+            Form::Text(text) => text.parse(),
+            Form::Texts(texts) => {
+                Self::new(texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?)
+            }
+            Form::Table(Entries(table)) => {
+                let dimensions = table.iter().map(|(key, value)| of_table(key, value));
+                let mut dimensions = dimensions.collect::<Result<Vec<_>, _>>()?;
+                // TOML sorts keys. A condition refers to a dimension without one.
+                dimensions.sort_by_key(|dimension| dimension.condition.is_some());
+                Self::new(dimensions)
+            }
+        }
+    }
+}
+
+impl FromStr for Space {
+    type Err = BadValue;
+
+    fn from_str(text: &str) -> Result<Self, BadValue> {
+        let texts = text.split(';').filter(|text| !text.trim().is_empty());
+        Self::new(texts.map(|text| text.trim().parse()).collect::<Result<_, _>>()?)
+    }
+}
+
+impl<'de> Deserialize<'de> for Space {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let form = Form::deserialize(deserializer).map_err(|_| {
+            de::Error::custom(
+                "space: expected a table of distributions such as lr = { log_uniform = [0.001, 1] \
+                 }, or text such as \"lr=log_uniform:0.001,1\"",
+            )
+        })?;
+        Self::try_from(form).map_err(|error| de::Error::custom(format!("space: {error}")))
+    }
+}
+
+impl Serialize for Space {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.iter().map(Dimension::to_string))
+    }
+}
+
+impl SettingValue for Space {
+    const FORM: FlagForm = FlagForm::Axes;
+
+    fn kind() -> String {
+        format!("KEY=DISTRIBUTION with {}", Distribution::FORMS)
+    }
+
+    /// Texts separated by `;`, or the JSON of any form.
+    fn parse(text: &str) -> Result<Self, BadValue> {
+        if text.trim_start().starts_with(['[', '{']) {
+            return serde_json::from_str(text).map_err(|error| BadValue::new(text, error));
+        }
+        text.parse()
+    }
+
+    fn text(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use meristem_device::random::Purpose;
+
+    use super::*;
+
+    fn member(space: &str, at: f64) -> String {
+        space.parse::<Space>().unwrap().member(|_| at).unwrap().to_string()
+    }
+
+    #[test]
+    fn forms_are_the_same_space() {
+        let text = "host=choice:minimal|mlp:8,8; lr=log_uniform:0.001,1; \
+                    momentum=uniform:0,0.9 when host=minimal";
+        let json = r#"{"host": {"choice": ["minimal", "mlp:8,8"]},
+                       "momentum": {"uniform": [0, 0.9], "when": "host=minimal"},
+                       "lr": {"log_uniform": [0.001, 1]}}"#;
+        let space = Space::parse(text).unwrap();
+        assert_eq!(Space::parse(json).unwrap(), space);
+        assert_eq!(Space::parse(&space.text()).unwrap(), space);
+        let file = "[space]\nmomentum = { uniform = [0, 0.9], when = \"host=minimal\" }\n\
+                    lr = { log_uniform = [1e-3, 1] }\nhost = { choice = [\"minimal\", \"mlp:8,8\"] }";
+        let file: BTreeMap<String, Space> = toml::from_str(file).unwrap();
+        assert_eq!(file["space"], space);
+    }
+
+    #[test]
+    fn values_are_at_their_quantiles() {
+        assert_eq!(member("lr=log_uniform:0.001,1", 0.0), "lr=0.001");
+        assert_eq!(member("lr=log_uniform:0.0001,1", 0.5), "lr=0.01");
+        assert_eq!(member("lr=log_uniform:0.001,1", 1.0 / 3.0), "lr=0.01");
+        assert_eq!(member("momentum=uniform:0,0.9", 0.123_456), "momentum=0.1111");
+        assert_eq!(member("max_macs=int:1,3", 0.34), "max_macs=2");
+        assert_eq!(member("max_macs=int:1,3", 0.999_999), "max_macs=3");
+        assert_eq!(member("host=choice:a|b|c,d", 0.7), "host=c,d");
+        let conditional = "host=choice:a|b; lr=uniform:0,1 when host=b";
+        assert_eq!(member(conditional, 0.25), "host=a");
+        assert_eq!(member(conditional, 0.75), "host=b; lr=0.75");
+    }
+
+    #[test]
+    fn perturbed_members_stay_within_the_space() {
+        let space: Space = "lr=log_uniform:0.01,1; momentum=uniform:0.5,0.9; max_macs=int:1,4; \
+                            lr_schedule=choice:constant|cosine"
+            .parse()
+            .unwrap();
+        let start: Member = space.member(|_| 0.5).unwrap();
+        let mut seen = BTreeMap::<String, Vec<String>>::new();
+        for n in 0..200 {
+            let mut random = Rng::new(1, Purpose::Test, 0, n);
+            for (key, value) in space.perturb(&start, &mut random).settings() {
+                seen.entry(key.into()).or_default().push(value.into());
+            }
+        }
+        for (key, expected) in [
+            ("lr", &["0.08", "0.12"][..]),
+            ("momentum", &["0.56", "0.84"]),
+            ("max_macs", &["2", "4"]),
+            ("lr_schedule", &["constant", "cosine"]),
+        ] {
+            let own = seen.get_mut(key).unwrap();
+            own.sort();
+            own.dedup();
+            assert_eq!(own, expected, "{key}");
+        }
+        let edge = "lr=1".split('=').collect::<Vec<_>>();
+        let mut member = Member::default();
+        member.push(edge[0], edge[1]).unwrap();
+        for n in 0..20 {
+            let near = space.perturb(&member, &mut Rng::new(1, Purpose::Test, 1, n));
+            assert!(["lr=1", "lr=0.8"].contains(&&*near.to_string()), "{near}");
+        }
+    }
+
+    #[test]
+    fn wrong_spaces_say_why() {
+        for (text, words) in [
+            ("", "at least one setting"),
+            ("lr", "KEY=DISTRIBUTION"),
+            ("lr=0.1,0.2", "KEY=DISTRIBUTION"),
+            ("lr=normal:0,1", "choice:A|B"),
+            ("lr=uniform:1,0", "the lower first"),
+            ("lr=uniform:0,inf", "finite"),
+            ("lr=uniform:0", "two finite numbers"),
+            ("lr=log_uniform:0,1", "above 0"),
+            ("lr=int:0.5,2", "whole numbers"),
+            ("host=choice:", "at least one value"),
+            ("lr=uniform:0,1;lr=uniform:0,2", "once"),
+            ("lr=uniform:0,1 when host=a", "`host` in the space"),
+            ("host=choice:a|b; lr=uniform:0,1 when host", "after `when`"),
+            (r#"{"lr": 3}"#, "one distribution"),
+            (r#"{"lr": {"uniform": [0, 1], "int": [0, 1]}}"#, "one distribution"),
+            (r#"{"lr": {"uniform": 1}}"#, "one distribution"),
+        ] {
+            let message = Space::parse(text).unwrap_err().to_string();
+            assert!(message.contains(words), "{text}: {message}");
+        }
+    }
+}

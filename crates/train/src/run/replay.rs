@@ -1,0 +1,208 @@
+//! Settings of a run that trains one member of an earlier run again (P5).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::config::declare::SettingScope;
+use crate::config::types::{EnvNumbers, Member, Members, PlannedChange, PlannedChanges, Scheduler};
+use crate::config::{ConfigLayer, TrainConfig, all};
+use crate::config_file;
+use crate::error::{Error, Result};
+use crate::record::events::Event;
+use crate::record::reading::{EventTail, Reached};
+
+/// The settings of a run that trains member `member` of the run in `folder` again, without the
+/// others: from the first step to its last, through all members that it is a copy of. The last envs
+/// of the run are the member's, with the same bits. `options` replaces settings that results do not
+/// depend on.
+///
+/// # Errors
+/// [`Error::Value`]: an option that results depend on, a member that the run does not have, or that made no step, or settings with
+/// which envs depend on each other; [`Error::Unreadable`]: events that cannot be read.
+pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
+    let matters =
+        |key: &&str| all().iter().any(|own| own.key == *key && own.scope == SettingScope::Result);
+    if let Some(key) = options.given().into_iter().find(matters) {
+        let expected = "the value of the run, on which the results of the member depend";
+        return Err(Error::value(key, "another", expected));
+    }
+    let settings = config_file::read(&folder.join("config.toml"))?;
+    let began = TrainConfig::resolve(settings.clone(), ConfigLayer::default())?;
+    let members = began.members.as_ref().map_or(&[][..], Members::all);
+    if member >= members.len() {
+        let expected = match members.len() {
+            0 => "a run with members".into(),
+            count => format!("a number below {count}, the number of members"),
+        };
+        return Err(Error::value("member", member, expected));
+    }
+    let lineage = MemberHistory::read(&folder.join("events.jsonl"))?.lineage(member)?;
+    let wrong = |error| Error::value("member", member, error);
+    let trained = distinct(&lineage);
+    let envs = trained.iter().flat_map(|own| (*own..began.envs).step_by(members.len()));
+    let numbers: Vec<usize> = envs.map(|env| began.env_number(env)).collect();
+    let first = trained.iter().map(|own| members[*own].clone()).collect();
+    let of_member = ConfigLayer {
+        envs: Some(numbers.len()),
+        members: Some(Some(Members::new(first).map_err(wrong)?)),
+        member_changes: Some(Some(changes(&lineage, began.steps))),
+        env_numbers: Some(Some(EnvNumbers::new(numbers).map_err(wrong)?)),
+        scheduler: Some(Scheduler::None),
+        export: None,
+        name: None,
+        ..settings
+    };
+    TrainConfig::resolve(of_member, options)
+}
+
+/// Steps of one member in a lineage, until the next one copies it.
+#[derive(Clone, Debug, PartialEq)]
+struct Part {
+    member: usize,
+    /// Number of completed steps at its end.
+    end: usize,
+    /// Settings that the member got when it copied the one before; `None` for the first.
+    settings: Option<Member>,
+}
+
+/// The members of a lineage by their first part.
+fn distinct(lineage: &[Part]) -> Vec<usize> {
+    let mut members = vec![];
+    for part in lineage {
+        if !members.contains(&part.member) {
+            members.push(part.member);
+        }
+    }
+    members
+}
+
+/// The changes of the members in [`distinct`], which have new numbers from 0, in a run of `steps`
+/// steps.
+fn changes(lineage: &[Part], steps: usize) -> PlannedChanges {
+    let members = distinct(lineage);
+    let number = |part: &Part| members.iter().position(|member| *member == part.member);
+    let end = |member, steps| PlannedChange { member, steps, copy: None };
+    let mut changes: Vec<_> = (1..members.len()).map(|member| end(member, 0)).collect();
+    for (nth, part) in lineage.iter().enumerate() {
+        let member = number(part).unwrap_or(0);
+        let next = lineage.get(nth + 1);
+        if let Some((next, settings)) = next.and_then(|part| Some((part, part.settings.clone()?))) {
+            let (copied, from) = (number(next).unwrap_or(0), member);
+            let copy = Some((from, settings));
+            changes.push(PlannedChange { member: copied, steps: part.end, copy });
+        }
+        if next.is_some_and(|next| next.member != part.member) || part.end < steps {
+            changes.push(end(member, part.end));
+        }
+    }
+    PlannedChanges::new(changes)
+}
+
+/// What the events say of the members.
+#[derive(Default)]
+struct MemberHistory {
+    /// Number of steps of the run.
+    steps: usize,
+    /// Members that have ended, each with the number of its steps.
+    ended: BTreeMap<usize, usize>,
+    /// Copies, by time.
+    copies: Vec<Copied>,
+}
+
+struct Copied {
+    member: usize,
+    from: usize,
+    /// Completed steps at that time.
+    steps: usize,
+    settings: String,
+}
+
+impl MemberHistory {
+    fn read(path: &Path) -> Result<Self> {
+        let mut history = Self::default();
+        let mut tail = EventTail::new(path);
+        loop {
+            match tail.read(u64::MAX, &mut |line| history.note(line.event))? {
+                Reached::End => return Ok(history),
+                Reached::Limit => {}
+                Reached::Restarted => history = Self::default(),
+            }
+        }
+    }
+
+    fn note(&mut self, event: Event) {
+        match event {
+            Event::StepCompleted(done) => self.steps = self.steps.max(done.step + 1),
+            Event::MembersEnded { members, step, .. } => {
+                self.ended.extend(members.into_iter().map(|member| (member, step + 1)));
+            }
+            Event::MemberCopied { member, from, step, settings, .. } => {
+                self.ended.remove(&member);
+                self.copies.push(Copied { member, from, steps: step + 1, settings });
+            }
+            _ => {}
+        }
+    }
+
+    /// The lineage of a member, from its last step back to the member that was no copy.
+    fn lineage(&self, member: usize) -> Result<Vec<Part>> {
+        let (mut own, mut end) = (member, *self.ended.get(&member).unwrap_or(&self.steps));
+        if end == 0 {
+            return Err(Error::value("member", member, "a member that was trained"));
+        }
+        let mut parts = vec![];
+        let mut copies = self.copies.iter().rev();
+        // A copy made after the member's last step has changed nothing.
+        while let Some(copy) = copies.find(|copy| copy.member == own && copy.steps < end) {
+            let settings = Member::parse(&copy.settings);
+            let settings = settings.map_err(|error| Error::value("member", own, error))?;
+            parts.push(Part { member: own, end, settings: Some(settings) });
+            (own, end) = (copy.from, copy.steps);
+        }
+        parts.push(Part { member: own, end, settings: None });
+        parts.reverse();
+        Ok(parts)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(member: usize, from: usize, steps: usize, settings: &str) -> Copied {
+        Copied { member, from, steps, settings: settings.into() }
+    }
+
+    #[test]
+    fn a_lineage_goes_back_through_the_copies() {
+        let copies = vec![
+            copied(1, 2, 2, "lr=0.2"),
+            copied(0, 1, 4, "lr=0.4"),
+            copied(1, 3, 4, "lr=0.3"),
+            copied(2, 0, 6, "lr=0.5"),
+        ];
+        let history = MemberHistory { steps: 8, ended: BTreeMap::from([(2, 6)]), copies };
+        let changes = |member| changes(&history.lineage(member).unwrap(), 8).to_string();
+        let members = |member| distinct(&history.lineage(member).unwrap());
+        assert_eq!(members(0), [2, 1, 0]);
+        let expected = r#"["end 1@0","end 2@0","copy 1 from 0@2: lr=0.2","end 0@2",
+            "copy 2 from 1@4: lr=0.4","end 1@4"]"#;
+        assert_eq!(changes(0), expected.replace("\n            ", ""));
+        assert_eq!(members(1), [3, 1]);
+        assert_eq!(changes(1), r#"["end 1@0","copy 1 from 0@4: lr=0.3","end 0@4"]"#);
+        // It was not trained as a copy.
+        assert_eq!((members(2), changes(2)), (vec![2], r#"["end 0@6"]"#.into()));
+        assert_eq!((members(3), changes(3)), (vec![3], "[]".into()));
+    }
+
+    #[test]
+    fn a_member_may_occur_twice() {
+        let copies = vec![copied(0, 1, 2, "lr=0.2"), copied(1, 0, 4, "lr=0.3")];
+        let history = MemberHistory { steps: 6, ended: BTreeMap::new(), copies };
+        let lineage = history.lineage(1).unwrap();
+        assert_eq!(distinct(&lineage), [1, 0]);
+        let expected = r#"["end 1@0","copy 1 from 0@2: lr=0.2","end 0@2",
+            "copy 0 from 1@4: lr=0.3","end 1@4"]"#;
+        assert_eq!(changes(&lineage, 6).to_string(), expected.replace("\n            ", ""));
+    }
+}
