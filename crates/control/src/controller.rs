@@ -20,6 +20,10 @@ pub trait Controller: Send {
     /// A new episode begins in this env, with a fresh host.
     fn begin_episode(&mut self, _env: usize) {}
 
+    /// Env `to` became a copy of env `from`, between two steps: it gets the memory of `from`. A
+    /// controller with memory for each env implements it.
+    fn copy_env(&mut self, _from: usize, _to: usize) {}
+
     /// Decides the actions of all envs of a step, in the order of the views. Every action is legal
     /// ([`crate::legal`]). A policy runs one forward pass and waits for one read-back (H1).
     ///

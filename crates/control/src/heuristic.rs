@@ -133,6 +133,14 @@ impl Controller for Heuristic {
         Ok(())
     }
 
+    fn copy_env(&mut self, from: usize, to: usize) {
+        let memory = self.memories.get(from).cloned().flatten();
+        if self.memories.len() <= to {
+            self.memories.resize(to + 1, None);
+        }
+        self.memories[to] = memory;
+    }
+
     fn begin_episode(&mut self, env: usize) {
         if let Some(Some(memory)) = self.memories.get_mut(env) {
             memory.steps_since_prune = None;

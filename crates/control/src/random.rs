@@ -56,6 +56,14 @@ impl Controller for RandomController {
         Ok(())
     }
 
+    fn copy_env(&mut self, from: usize, to: usize) {
+        let made = self.decisions.get(from).copied().unwrap_or(0);
+        if self.decisions.len() <= to {
+            self.decisions.resize(to + 1, 0);
+        }
+        self.decisions[to] = made;
+    }
+
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         Ok(views.iter().map(|view| self.decide(view)).collect())
     }

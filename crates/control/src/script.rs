@@ -209,6 +209,14 @@ impl Controller for Script {
         self.rolled_back.remove(&env);
     }
 
+    fn copy_env(&mut self, from: usize, to: usize) {
+        if self.rolled_back.contains(&from) {
+            self.rolled_back.insert(to);
+        } else {
+            self.rolled_back.remove(&to);
+        }
+    }
+
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         views.iter().map(|view| self.decide(view)).collect()
     }

@@ -42,6 +42,8 @@ const ROWS: &[Row] = &[
         0,
         Named("train --resume runs/NAME", &[0]),
     ),
+    row("meristem-sweep", "sweep --resume run", 0, Named("sweep runs/NAME", &[2])),
+    row("meristem-sweep-replay", "sweep replay run 0", 2, Named("sweep replay runs/NAME 0", &[2])),
     row("meristem-runs", "runs", 0, Named("runs runs/NAME", &[0])),
     row("meristem-runs-compare", "runs compare run run", 0, {
         Named("runs compare runs/NAME run", &[0])

