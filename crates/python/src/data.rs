@@ -113,12 +113,11 @@ pub(crate) fn user_cache() -> Option<PathBuf> {
     meristem_device::user_cache()
 }
 
-/// Clears the cache of resident copies, or of those of the dataset at `root`, a canonical path.
-/// Copies in use are freed with their last user. Returns the number of removed copies.
+/// Clears the cache of resident copies. Copies in use are freed with their last user. Returns the
+/// number of removed copies.
 #[pyfunction]
-pub(crate) fn clear_cache(py: Python<'_>, root: Option<PathBuf>) -> PyResult<usize> {
-    let is_chosen = |of: Option<&PathBuf>| root.is_none() || of == root.as_ref();
-    detached(py, || Ok::<_, Failure>(cache::clear(|key| is_chosen(key.root.as_ref()))))
+pub(crate) fn clear_cache(py: Python<'_>) -> PyResult<usize> {
+    detached(py, || Ok::<_, Failure>(cache::clear(|_| true)))
 }
 
 /// Number of batches that are gathered ahead of the caller, so that the device does not wait for

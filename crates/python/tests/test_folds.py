@@ -47,3 +47,33 @@ def test_the_folds_of_a_file_are_those_of_the_run(tmp_path):
         held_out = roles[k] == 2
         found = network.logits(weights, (X[held_out] - mean) / std).argmax(axis=1)
         assert env["control_accuracy"] == pytest.approx((found == Y[held_out]).mean(), abs=0.02)
+
+
+def test_a_controller_needs_samples_that_folds_hold_out(tmp_path):
+    roles = np.ones((2, len(X)), "u1")
+    roles[0, ::2], roles[1, 1::2] = 0, 0
+    np.savez(tmp_path / "data.npz", train_inputs=X.astype("f4"), train_labels=Y, train_folds=roles)
+    settings = {
+        "dataset": "arrays", "data_root": tmp_path / "data.npz", "host": "mlp:4", "blueprints": "vectors",
+        "folds": 2, "steps": 2,
+    }
+    run = meristem.train(**settings, controller="none", run_dir=tmp_path / "run")
+    assert [env["control_accuracy"] for env in run.summary["envs"]] == [None, None]
+    with pytest.raises(errors.SettingError, match="control-split"):
+        meristem.train(**settings, controller="heuristic", run_dir=tmp_path / "other")
+
+
+def test_a_run_is_not_resumed_on_other_folds(tmp_path):
+    # Both have folds of the same sizes, so that only the checksum tells them apart.
+    roles = np.array([[1, 1, 2] * 50, [2, 1, 1] * 50])
+    arrays = {"train_inputs": X.astype("f4"), "train_labels": Y}
+    np.savez(tmp_path / "data.npz", **arrays, train_folds=roles)
+    run = meristem.train(
+        dataset="arrays", data_root=tmp_path / "data.npz", host="mlp:4", controller="none", folds=2,
+        steps=2, run_dir=tmp_path / "run",
+    )
+    np.savez(tmp_path / "data.npz", **arrays, train_folds=np.ascontiguousarray(roles[::-1]))
+    with pytest.raises(errors.ResumeError, match="the data back"):
+        meristem.resume(run, steps=4)
+    np.savez(tmp_path / "data.npz", **arrays, train_folds=roles)
+    assert meristem.resume(run, steps=4).state == "complete"

@@ -114,7 +114,7 @@ def test_no_files_and_no_samples_remain(scratch):
     with pytest.raises(errors.SettingError):
         MeristemClassifier(**{**QUICK, "host": "mlp:none"}).fit(X, Y)
     assert not list(scratch.iterdir())
-    # The dataset of the program is still there, and nothing else.
+    # The process keeps the dataset of the program, and nothing else.
     assert meristem.clear_cache() == 1 and len(kept) > 0
 
 
@@ -170,8 +170,8 @@ def test_members_grow():
 
 
 def test_a_fold_has_the_bits_of_a_member_that_is_trained_on_it_alone():
-    """Fold k is env k of the fleet, and so is member k of an estimator for the fold's samples."""
-    classifier = MeristemClassifier(**QUICK)
+    """Network m of fold k is env 3 m + k of the fleet, and so is member 3 m + k of an estimator."""
+    classifier = MeristemClassifier(**QUICK, n_members=2)
     found = cross_validate(
         classifier, X, Y, cv=FOLDS, return_estimator=True, return_indices=True, return_train_score=True
     )
@@ -183,8 +183,9 @@ def test_a_fold_has_the_bits_of_a_member_that_is_trained_on_it_alone():
         for name, indices in (("train", train), ("test", test)):
             assert np.array_equal(found["indices"][name][k], indices)
             assert found[f"{name}_score"][k] == found["estimator"][k].score(X[indices], Y[indices])
-        alone = clone(classifier).set_params(n_members=k + 1).fit(X[train], Y[train])
-        assert same(tensors(alone, k), tensors(found["estimator"][k]))
+        alone = clone(classifier).set_params(n_members=k + 4).fit(X[train], Y[train])
+        for m in range(2):
+            assert same(tensors(alone, 3 * m + k), tensors(found["estimator"][k], m))
     assert same(tensors(theirs["estimator"][0]), tensors(found["estimator"][0]))
     assert found["test_score"].min() > 0.8
 

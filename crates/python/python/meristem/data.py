@@ -301,11 +301,9 @@ def _constants(normalize: object) -> tuple[list[float], list[float]]:
     return mean, std
 
 
-def clear_cache(root: "str | PathLike[str] | None" = None) -> int:
-    """Clears the cache of datasets, or of the dataset in this file or folder. A copy in use is freed
-    when its last user is.
+def clear_cache() -> int:
+    """Clears the cache of datasets. A copy in use is freed when its last user is.
 
     Returns the number of removed copies.
     """
-    chosen = None if root is None else Path(path("root", root, DataError)).resolve()
-    return _meristem.clear_cache(None if chosen is None else str(chosen))
+    return _meristem.clear_cache()

@@ -35,8 +35,8 @@ def cross_validate(
     """As ``sklearn.model_selection.cross_validate``, with all folds in one fleet.
 
     Splits, arguments and results are scikit-learn's. The networks of all folds train side by side on
-    all cores, so there is no ``n_jobs``. With an ``int`` as ``random_state``, the first fold has the
-    bits of scikit-learn's function; the networks of fold k have the initial weights of member k.
+    all cores, so there is no ``n_jobs``. With an ``int`` as ``random_state``, network m of fold k of K
+    has the bits of member m K + k of an estimator that is fitted to the samples of the fold alone.
 
     Parameters
     ----------

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arguments import refused
-from ..data import clear_cache
 from ..errors import SettingError
 from ..runs import Run, train
 from ..weights import Weights, load
@@ -19,8 +18,8 @@ from ..weights import Weights, load
 TRAIN, HELD_OUT = 1, 2
 #: Share of the training samples that a controller judges modules on, unless given.
 CONTROL_SPLIT = 0.1
-#: Settings of runs whose files nobody reads, unless given otherwise.
-QUIET = {"telemetry": "off", "checkpoint_every": 0, "twin": False}
+#: Settings of a run of one round whose files nobody reads, unless given otherwise.
+QUIET = {"telemetry": "off", "checkpoint_every": 0, "twin": False, "rounds": 1}
 #: Settings that a fleet of folds decides itself.
 OWN = (
     "dataset data_root target missing task loss folds classes envs members rounds seed run_dir "
@@ -91,21 +90,17 @@ def train_folds(plan: Plan, folds: Sequence[Fold]) -> list[Members]:
         file, run_dir = Path(folder) / "samples.npz", Path(folder) / "run"
         arrays, settings = arrays_of(plan, folds)
         np.savez(file, **arrays)  # type: ignore[arg-type]
-        try:
-            run = train(
-                dataset="arrays",
-                data_root=file,
-                run_dir=run_dir,
-                controller=plan.controller,
-                envs=plan.members * len(folds),
-                seed=plan.seed,
-                bootstrap=plan.bootstrap,
-                train_share=plan.train_share,
-                **settings,
-            )
-        finally:
-            # The process would keep the samples, which no other run can have.
-            clear_cache(file)
+        run = train(
+            dataset="arrays",
+            data_root=file,
+            run_dir=run_dir,
+            controller=plan.controller,
+            envs=plan.members * len(folds),
+            seed=plan.seed,
+            bootstrap=plan.bootstrap,
+            train_share=plan.train_share,
+            **settings,
+        )
         return [members_of(run, range(k, plan.members * len(folds), len(folds))) for k in range(len(folds))]
 
 
@@ -152,15 +147,9 @@ def members_of(run: Run, envs: Sequence[int]) -> Members:
     summary = run.summary
     assert summary is not None, "a run that returned is complete"
     steps = run.events["step_completed"]
-    last = np.asarray(steps["round"]) == max(steps["round"])
-    losses = [np.asarray(steps["train_loss"])[last & (np.asarray(steps["env"]) == env)] for env in envs]
+    losses = [np.asarray(steps["train_loss"])[np.asarray(steps["env"]) == env] for env in envs]
     return Members(
-        [copy_of(load(run.weights(env))) for env in envs],
+        [load(run.weights(env)) for env in envs],
         np.stack(losses),
         [int(summary["envs"][env]["parameters"]) for env in envs],
     )
-
-
-def copy_of(weights: Weights) -> Weights:
-    """Weights in memory of numpy, which pickles and survives a fork."""
-    return Weights({name: np.array(x) for name, x in weights.tensors.items()}, weights.metadata)
