@@ -190,6 +190,14 @@ def test_a_fold_has_the_bits_of_a_member_that_is_trained_on_it_alone():
     assert found["test_score"].min() > 0.8
 
 
+def test_a_control_split_is_not_trained_on():
+    """Ten samples are left, of which less is learned than of a hundred."""
+    few = cross_validate(MeristemClassifier(**QUICK, control_split=0.9), X, Y, cv=FOLDS, return_estimator=True)
+    all_of_them = cross_validate(MeristemClassifier(**QUICK), X, Y, cv=FOLDS, return_estimator=True)
+    for one, other in zip(few["estimator"], all_of_them["estimator"], strict=True):
+        assert one.score(X, Y) < other.score(X, Y)
+
+
 def test_members_and_metrics_and_any_splitter():
     x, y = load_diabetes(return_X_y=True, as_frame=True)
     splits = model_selection.ShuffleSplit(4, test_size=0.2, train_size=0.5, random_state=1)

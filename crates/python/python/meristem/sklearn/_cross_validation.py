@@ -36,7 +36,8 @@ def cross_validate(
 
     Splits, arguments and results are scikit-learn's. The networks of all folds train side by side on
     all cores, so there is no ``n_jobs``. With an ``int`` as ``random_state``, network m of fold k of K
-    has the bits of member m K + k of an estimator that is fitted to the samples of the fold alone.
+    has the bits of member m K + k of a classifier that is fitted to the samples of the fold alone;
+    of a regressor, they may differ by the rounding of the standardised targets.
 
     Parameters
     ----------

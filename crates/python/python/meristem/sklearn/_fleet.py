@@ -133,12 +133,13 @@ def arrays_of(
 
 
 def roles_of(plan: Plan, number: int, samples: int) -> "npt.NDArray[np.uint8]":
-    """The roles of the samples of a fold: with a controller, a share is its control split."""
+    """The roles of the samples of a fold, of which a share is its control split."""
     roles = np.full(samples, TRAIN, np.uint8)
-    if plan.controller != "none":
-        share = CONTROL_SPLIT if plan.control_split is None else plan.control_split
+    default = 0.0 if plan.controller == "none" else CONTROL_SPLIT
+    share = default if plan.control_split is None else plan.control_split
+    if share > 0:
         order = np.random.default_rng([plan.seed, number]).permutation(samples)
-        roles[order[: round(share * samples)]] = HELD_OUT
+        roles[order[: max(1, round(share * samples))]] = HELD_OUT
     return roles
 
 
