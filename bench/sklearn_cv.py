@@ -27,6 +27,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from threadpoolctl import threadpool_limits
 
 import meristem
 from meristem.sklearn import MeristemClassifier, MeristemRegressor, cross_validate
@@ -66,6 +67,9 @@ def ways(is_numbers: bool, seed: int) -> dict[str, Callable[[Any, Any, Any], dic
         "one fleet": lambda x, y, cv: cross_validate(ours(is_numbers, seed), x, y, cv=cv),
         "ours, fold after fold": lambda x, y, cv: sequential(ours(is_numbers, seed), x, y, cv=cv),
         "MLP, n_jobs=1": lambda x, y, cv: sequential(theirs(is_numbers, seed), x, y, cv=cv),
+        "MLP, one thread": threadpool_limits.wrap(limits=1)(
+            lambda x, y, cv: sequential(theirs(is_numbers, seed), x, y, cv=cv)
+        ),
         "MLP, n_jobs=2": lambda x, y, cv: sequential(theirs(is_numbers, seed), x, y, cv=cv, n_jobs=2),
     }
 

@@ -199,6 +199,7 @@ def test_a_control_split_is_not_trained_on():
 
 
 def test_members_and_metrics_and_any_splitter():
+    pytest.importorskip("pandas")
     x, y = load_diabetes(return_X_y=True, as_frame=True)
     splits = model_selection.ShuffleSplit(4, test_size=0.2, train_size=0.5, random_state=1)
     found = cross_validate(
