@@ -8,6 +8,7 @@ use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor, read_b
 
 use crate::error::{Error, Result};
 use crate::normalization::{ChannelStatistics, Normalization};
+use crate::parts::Fold;
 use crate::shape::CHANNELS_BLOCKED;
 use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
 use crate::source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, Layout, Split};
@@ -61,6 +62,8 @@ pub struct Dataset {
     samples: StoredSamples,
     /// u32 [N], or f32 [N, K].
     targets: Tensor,
+    /// Folds that the files list; `None` for the test split.
+    folds: Option<Arc<[Fold]>>,
 }
 
 impl Dataset {
@@ -155,6 +158,7 @@ impl Dataset {
             len,
             samples: StoredSamples::Resident(resident),
             targets: targets_tensor,
+            folds: None,
         }))
     }
 
@@ -190,6 +194,7 @@ impl Dataset {
             len: targets.len(),
             samples,
             targets: targets_tensor,
+            folds: files.folds().filter(|_| split == Split::Train).cloned(),
         })
     }
 
@@ -247,6 +252,11 @@ impl Dataset {
         &self.targets
     }
 
+    /// Folds of a cross-validation, if the files list them for this split.
+    pub fn folds(&self) -> Option<&Arc<[Fold]>> {
+        self.folds.as_ref()
+    }
+
     /// Kind of the targets.
     pub fn target_kind(&self) -> TargetKind {
         self.info.targets
@@ -256,9 +266,9 @@ impl Dataset {
         TargetForm::new(self.info.targets, self.info.classes.len())
     }
 
-    /// CRC-32 of the stored targets and samples, of the constants of targets, and of the rules of a
-    /// table: equal for equal files with equal storage. Waits for the device, and copies targets
-    /// and samples to the host piece by piece.
+    /// CRC-32 of the stored targets and samples, of the constants of targets, of the rules of a
+    /// table, and of listed folds: equal for equal files with equal storage. Waits for the device,
+    /// and copies targets and samples to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
@@ -269,6 +279,12 @@ impl Dataset {
         crc.update(bytemuck::cast_slice(target_std));
         if let Some(rules) = table {
             crc.update(serde_json::to_string(rules).unwrap_or_default().as_bytes());
+        }
+        for Fold { train, held_out } in self.folds.iter().flat_map(|folds| folds.iter()) {
+            for list in [train, held_out] {
+                crc.update(&(list.len() as u64).to_le_bytes());
+                crc.update(bytemuck::cast_slice(list));
+            }
         }
         read_back(&[&self.targets])?.iter().for_each(|bytes| crc.update(bytes));
         match &self.samples {

@@ -115,8 +115,8 @@ pub struct OrderConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order.
     pub devices: Vec<DeviceId>,
-    /// With [`EpochMode::Full`], the rank of each env in the generator's stream (3 above) instead of
-    /// its rank on its device: the env gets the samples of the env with that rank in another order.
+    /// With [`EpochMode::Full`], the rank of each env in the generator's stream (3 above) in place
+    /// of its rank on its device: the env has the order of the env with that rank on one device.
     pub ranks: Option<Vec<usize>>,
     /// Share of the samples that an env gets in an epoch.
     pub epoch_mode: EpochMode,

@@ -7,6 +7,7 @@
 //! 2. [`HeldOut::Share`] holds out the same candidates for all envs, drawn by
 //!    [`split_by_seed`]. [`HeldOut::Folds`] deals the candidates to K folds, and env i holds out
 //!    fold ⌊i / `envs_per_fold`⌋ mod K. The rest of the candidates is for training.
+//!    [`HeldOut::Listed`] has the candidates of each fold, for training and held out, as lists.
 //! 3. Folds: the candidates of each class, in ascending order of classes, are listed in ascending
 //!    order and shuffled. These lists follow each other, and fold f has the places f, f + K,
 //!    f + 2K, …. So the sizes of two folds differ by at most 1, and so do their numbers of samples
@@ -101,13 +102,24 @@ impl Subset {
     }
 }
 
+/// A fold of a cross-validation that a dataset lists. Samples in neither list are left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fold {
+    /// Samples to train on, in ascending order.
+    pub train: Arc<[u32]>,
+    /// Samples to hold out, in ascending order; may be empty.
+    pub held_out: Arc<[u32]>,
+}
+
 /// Samples that an env does not train on.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum HeldOut {
     /// This share of the candidates, from 0 to 1, the same for all envs.
     Share(f64),
     /// One of this many folds, at least 2: env i holds out fold ⌊i / envs_per_fold⌋ mod K.
     Folds(usize),
+    /// The held-out samples of one of these folds, as with [`Self::Folds`].
+    Listed(Arc<[Fold]>),
 }
 
 /// Rules for drawing the parts.
@@ -180,13 +192,18 @@ impl Parts {
             let expected = "at most 4294967295 samples".into();
             return wrong("targets", expected, len.to_string(), "indices are 32-bit");
         }
-        let rests = match (&config.classes, config.held_out) {
-            (None, HeldOut::Share(share)) => vec![rest(split_by_seed(len, share, config.seed)?)],
+        let rests = match (&config.classes, &config.held_out) {
+            (None, &HeldOut::Share(share)) => vec![rest(split_by_seed(len, share, config.seed)?)],
+            (None, HeldOut::Listed(folds)) => by_list(folds, |_| true)?,
             (classes, held_out) => {
                 let lists = candidates(targets, classes.as_deref())?;
                 match held_out {
-                    HeldOut::Share(share) => vec![by_share(&lists, share, config.seed)?],
-                    HeldOut::Folds(folds) => by_folds(lists, targets, folds, config.seed)?,
+                    HeldOut::Share(share) => vec![by_share(&lists, *share, config.seed)?],
+                    HeldOut::Folds(folds) => by_folds(lists, targets, *folds, config.seed)?,
+                    HeldOut::Listed(folds) => {
+                        let candidates = sorted(lists.into_values().flatten());
+                        by_list(folds, |sample| candidates.binary_search(sample).is_ok())?
+                    }
                 }
             }
         };
@@ -311,6 +328,23 @@ fn by_folds(
         EnvPart { fold: Some(fold), train: samples(false), held_out: samples(true) }
     };
     Ok((0..folds).map(of_fold).collect())
+}
+
+/// The candidates among the samples of each listed fold.
+fn by_list(folds: &[Fold], is_candidate: impl Fn(&u32) -> bool) -> Result<Vec<EnvPart>> {
+    let chosen = |list: &[u32]| list.iter().copied().filter(&is_candidate).collect();
+    let of_fold = |(number, fold): (usize, &Fold)| {
+        let (train, held_out): (Arc<[u32]>, Arc<[u32]>) =
+            (chosen(&fold.train), chosen(&fold.held_out));
+        if train.is_empty() || held_out.is_empty() && !fold.held_out.is_empty() {
+            let expected =
+                format!("samples of these classes in fold {number}, trained and held out");
+            let remedy = "restrict the samples to more classes, or list other folds";
+            return wrong("classes", expected, "none".into(), remedy);
+        }
+        Ok(EnvPart { fold: Some(number), train, held_out })
+    };
+    folds.iter().enumerate().map(of_fold).collect()
 }
 
 /// The samples that the env with this number draws from those that it may train on.

@@ -12,15 +12,17 @@
 //!
 //! Classes, labels and numbers have the names in `classes`; without them they have their number as
 //! a name, and the classes are 0 to the largest training label. A file without test arrays has no
-//! test split.
+//! test split. `train_folds` [K, N] has the folds of a cross-validation: 1 for samples to train on,
+//! 2 for samples to hold out, 0 for neither.
 
 use std::collections::HashSet;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Arc, Once};
 
 use super::array_file::{ArrayFile, CLASSES, Npz, SafeTensors};
+use super::array_folds::{self, FOLDS};
 use super::array_samples::{ArrayForm, AxisOrder};
 use super::array_targets::{self, ArrayTargets};
 use super::identity::WatchedFiles;
@@ -28,6 +30,7 @@ use super::input;
 use super::{Layout, OnBad, Reader, Sink, Source, Split, TestSplit, missing};
 use crate::error::{Error, Mismatch, Result, damaged};
 use crate::notes;
+use crate::parts::Fold;
 use crate::targets::{StoredTargets, TargetKind};
 
 /// Opens the file at `root`, or the only file of arrays in the folder `root`.
@@ -99,6 +102,8 @@ struct ArraysReader {
     layout: Layout,
     /// Train, then test.
     targets: [StoredTargets; 2],
+    /// Folds of the training samples, if the file lists them.
+    folds: Option<Arc<[Fold]>>,
     /// Number of the labels, if each training sample has exactly one of several.
     one_hot: Option<usize>,
     /// Names of arrays that are not read.
@@ -117,7 +122,7 @@ impl ArraysReader {
         let names = names.into_iter().filter(|name| named.is_none() || name != CLASSES);
         let known =
             |name: &String| samples.names.iter().chain(&target_names).any(|known| known == name);
-        let (split_arrays, unread): (Vec<String>, _) = names.partition(known);
+        let (split_arrays, unread): (Vec<String>, Vec<String>) = names.partition(known);
         let has = |name: &str| split_arrays.iter().any(|known| known == name);
         let has_test = has(samples.names[1]) || has(target_names[1]);
         let mut forms = vec![];
@@ -162,11 +167,14 @@ impl ArraysReader {
             }
         };
         let ArrayForm { len, kind, shape, stored, .. } = train;
+        let folds = array_folds::read(&*file, &unread, len)?;
+        let unread = unread.into_iter().filter(|name| name != FOLDS).collect();
         let one_hot = targets.is_one_hot().then_some(targets.width);
         let ArrayTargets { kind: targets, splits, standardization, .. } = targets;
         let layout =
             Layout { kind, shape, stored, targets, classes, standardization, train: len, test };
-        Ok(Self { file, samples, layout, targets: splits, one_hot, unread, reported: Once::new() })
+        let reported = Once::new();
+        Ok(Self { file, samples, layout, targets: splits, folds, one_hot, unread, reported })
     }
 
     /// Notes about the file, once.
@@ -270,6 +278,10 @@ fn sample_arrays(path: &Path, names: &[String]) -> Result<SampleArrays> {
 impl Reader for ArraysReader {
     fn layout(&self) -> &Layout {
         &self.layout
+    }
+
+    fn folds(&self) -> Option<&Arc<[Fold]>> {
+        self.folds.as_ref()
     }
 
     fn read(&self, split: Split, _on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()> {

@@ -5,6 +5,7 @@
 //! reader allocates by a length from a header before it is compared with the file.
 
 pub(crate) mod array_file;
+mod array_folds;
 pub(crate) mod array_samples;
 mod array_targets;
 pub(crate) mod arrays;
@@ -37,6 +38,7 @@ pub use self::kind::{DatasetSpec, Source};
 pub use self::split::Split;
 use crate::error::{Error, Result};
 use crate::normalization::{ChannelStatistics, Normalization};
+use crate::parts::Fold;
 use crate::shape::{InputKind, SampleShape, StoredType};
 use crate::targets::{self, Standardization, TargetChunk, TargetForm, TargetKind};
 use identity::WatchedFiles;
@@ -188,6 +190,11 @@ pub(crate) trait Reader: Send + Sync {
         None
     }
 
+    /// Folds of the training samples, if the files list them.
+    fn folds(&self) -> Option<&Arc<[Fold]>> {
+        None
+    }
+
     /// Decodes a split in order. Targets have the form of the layout: classes are below the number
     /// of classes, numbers are standardised.
     fn read(&self, split: Split, on_bad: OnBad<'_>, sink: Sink<'_>) -> Result<()>;
@@ -331,6 +338,11 @@ impl DatasetFiles {
         self.reader.layout()
     }
 
+    /// Folds of the training samples, if the files list them.
+    pub(crate) fn folds(&self) -> Option<&Arc<[Fold]>> {
+        self.reader.folds()
+    }
+
     /// Number, classes and statistics of a split; decodes it on the first call.
     pub(crate) fn facts(&self, split: Split) -> Result<&SplitFacts> {
         if let Some(facts) = self.facts[split as usize].get() {
@@ -403,7 +415,7 @@ impl DatasetFiles {
         let now = Self::open_once(&self.spec)?;
         let known = Split::ALL.into_iter().zip(self.facts.each_ref().map(OnceLock::get));
         let known = known.filter_map(|(split, facts)| Some((split, facts?)));
-        let mut is_same = now.layout() == self.layout();
+        let mut is_same = now.layout() == self.layout() && now.folds() == self.folds();
         for (split, before) in known.chain([(split, facts)]) {
             let on_bad = &mut |error: Error| if error.is_damage() { Ok(()) } else { Err(error) };
             let again = now.read_once(split, on_bad, &mut |_, _| Ok(()))?;

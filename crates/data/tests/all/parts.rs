@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use meristem_data::parts::{EnvPart, HeldOut, PartTargets, Parts, PartsConfig, of_classes};
+use meristem_data::parts::{EnvPart, Fold, HeldOut, PartTargets, Parts, PartsConfig, of_classes};
 use meristem_data::{Error, Subset};
 use proptest::prelude::*;
 
@@ -224,4 +224,29 @@ fn wrong_parts_name_the_argument() {
     for bad in [0.0, -0.5, 1.5, f64::NAN] {
         refused(&share(bad), classes, "`train_share` must be above 0 and at most 1");
     }
+}
+
+#[test]
+fn listed_folds_are_the_parts() {
+    let fold =
+        |train: &[u32], held_out: &[u32]| Fold { train: train.into(), held_out: held_out.into() };
+    let listed = HeldOut::Listed([fold(&[0, 1, 4], &[2]), fold(&[2, 3], &[0, 4])].into());
+    let config = PartsConfig { held_out: listed, ..whole(3) };
+    let classes = [0, 0, 1, 1, 1];
+    let found = drawn(&config, &classes, 3);
+    let lists = |part: &EnvPart| (part.fold, part.train.to_vec(), part.held_out.to_vec());
+    assert_eq!(lists(&found[0]), (Some(0), vec![0, 1, 4], vec![2]));
+    assert_eq!(lists(&found[1]), (Some(1), vec![2, 3], vec![0, 4]));
+    assert_eq!(found[2], found[0]);
+
+    // The other settings apply to the listed samples.
+    let share = PartsConfig { train_share: 0.5, envs_per_fold: 2, ..config.clone() };
+    let found = drawn(&share, &classes, 4);
+    assert_eq!(found.iter().map(|part| part.fold.unwrap()).collect::<Vec<_>>(), [0, 0, 1, 1]);
+    assert!(found.iter().zip([2, 2, 1, 1]).all(|(part, len)| part.train.len() == len));
+    let ones = PartsConfig { classes: Some(vec![1]), ..config.clone() };
+    assert_eq!(lists(&drawn(&ones, &classes, 1)[0]), (Some(0), vec![4], vec![2]));
+    let zeros = PartsConfig { classes: Some(vec![0]), ..config };
+    let error = Parts::draw(&zeros, PartTargets::Classes(&classes), 1).unwrap_err().to_string();
+    assert!(error.contains("classes") && error.contains("fold 0"), "{error}");
 }

@@ -14,7 +14,8 @@ pub(crate) struct SweepArguments {
     pub(crate) command: Option<SweepCommand>,
     /// Settings of the sweep, a TOML or JSON file: those of train, with members, or with a space
     /// and the number of samples. Flags override it
-    #[arg(value_name = "FILE", required_unless_present = "resume", conflicts_with_all = ["resume", "config"])]
+    #[arg(value_name = "FILE", required_unless_present = "resume")]
+    #[arg(conflicts_with_all = ["resume", "config"])]
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) train: TrainArguments,

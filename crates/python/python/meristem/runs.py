@@ -162,8 +162,7 @@ def replay(
     **settings: Any,
 ) -> Run:
     """Trains a member of a sweep again, without the others: through all members that it is a copy of, to
-    the same bits. The member's envs are the last of the new run; for a member that is no copy there
-    are no others. ``settings`` are those that results do not depend on, such as ``run_dir``.
+    the same bits. Its envs are the last of the new run; for a member that is no copy there are no others. ``settings`` are those that results do not depend on, such as ``run_dir``.
 
     Raises:
         ArgumentError: ``member`` is not an integer.

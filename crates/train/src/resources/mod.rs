@@ -24,6 +24,7 @@ use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::record::summary::PartSummary;
+use crate::settings::ControllerKind;
 use crate::setup::Setup;
 use crate::task::Task;
 
@@ -234,7 +235,9 @@ fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()>
             return Err(Error::value(key, got, expected));
         }
     }
-    if config.control_share() > 0.0 && control == 0 {
+    // Folds that a dataset lists may hold out nothing; controllers need a control split.
+    let needs_control = config.folds.is_none() || config.controller != ControllerKind::None;
+    if config.control_share() > 0.0 && control == 0 && needs_control {
         let expected = format!("a share that gives at least one of the {train} training samples");
         return Err(Error::value("control-split", config.control_share(), expected));
     }

@@ -17,9 +17,14 @@ pub(super) fn draw(
     classes: Option<&[u32]>,
     train: &Dataset,
 ) -> Result<Parts> {
-    let held_out = match config.folds {
-        Some(folds) => HeldOut::Folds(folds),
-        None => HeldOut::Share(config.control_share()),
+    let held_out = match (config.folds, train.folds()) {
+        (Some(folds), Some(listed)) if folds == listed.len() => HeldOut::Listed(listed.clone()),
+        (Some(folds), Some(listed)) => {
+            let expected = format!("{}, the number of folds that the dataset lists", listed.len());
+            return Err(Error::value("folds", folds, expected));
+        }
+        (Some(folds), None) => HeldOut::Folds(folds),
+        (None, _) => HeldOut::Share(config.control_share()),
     };
     let rules = PartsConfig {
         classes: classes.map(Into::into),

@@ -53,7 +53,7 @@ pub(crate) struct Served {
     gathers: Vec<SharedGather>,
     /// Gather and stream of each env.
     envs: Vec<(usize, Stream)>,
-    /// Those of the envs that are selected.
+    /// Gather and stream of each selected env.
     selected: Vec<(usize, Stream)>,
 }
 

@@ -291,7 +291,10 @@ impl<'j> Episode<'_, 'j> {
                 }
                 Change::End { member, reason } => {
                     let mut members = vec![member];
-                    let same = |next: &Change| matches!(next, Change::End { reason: other, .. } if *other == reason);
+                    let same = |next: &Change| match next {
+                        Change::End { reason: other, .. } => *other == reason,
+                        Change::Copy { .. } => false,
+                    };
                     while let Some(Change::End { member, .. }) = changes.next_if(same) {
                         members.push(member);
                     }

@@ -17,8 +17,8 @@ use crate::record::reading::{EventTail, Reached, check_is_run};
 /// depend on.
 ///
 /// # Errors
-/// [`Error::Value`]: an option that results depend on, a member that the run does not have, or that made no step, or settings with
-/// which envs depend on each other; [`Error::Unreadable`]: events that cannot be read.
+/// [`Error::Value`]: an option that results depend on, a member that the run does not have or that
+/// made no step, or settings with which envs depend on each other; [`Error::Unreadable`]: events that cannot be read.
 pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
     check_is_run(folder)?;
     let matters =
@@ -66,14 +66,15 @@ struct Part {
     settings: Option<Member>,
 }
 
-/// The members of a lineage by their first part.
+/// The members of a lineage by their last part, so that the last is the one that is trained again.
 fn distinct(lineage: &[Part]) -> Vec<usize> {
     let mut members = vec![];
-    for part in lineage {
+    for part in lineage.iter().rev() {
         if !members.contains(&part.member) {
             members.push(part.member);
         }
     }
+    members.reverse();
     members
 }
 
@@ -83,7 +84,9 @@ fn changes(lineage: &[Part], steps: usize) -> PlannedChanges {
     let members = distinct(lineage);
     let number = |part: &Part| members.iter().position(|member| *member == part.member);
     let end = |member, steps| PlannedChange { member, steps, copy: None };
-    let mut changes: Vec<_> = (1..members.len()).map(|member| end(member, 0)).collect();
+    let first = lineage.first().and_then(number);
+    let later = (0..members.len()).filter(|member| Some(*member) != first);
+    let mut changes: Vec<_> = later.map(|member| end(member, 0)).collect();
     for (nth, part) in lineage.iter().enumerate() {
         let member = number(part).unwrap_or(0);
         let next = lineage.get(nth + 1);
@@ -99,7 +102,7 @@ fn changes(lineage: &[Part], steps: usize) -> PlannedChanges {
     PlannedChanges::new(changes)
 }
 
-/// What the events say of the members.
+/// Ends and copies of members, from the events of a run.
 #[derive(Default)]
 struct MemberHistory {
     /// Number of steps of the run.
@@ -201,9 +204,9 @@ mod tests {
         let copies = vec![copied(0, 1, 2, "lr=0.2"), copied(1, 0, 4, "lr=0.3")];
         let history = MemberHistory { steps: 6, ended: BTreeMap::new(), copies };
         let lineage = history.lineage(1).unwrap();
-        assert_eq!(distinct(&lineage), [1, 0]);
-        let expected = r#"["end 1@0","copy 1 from 0@2: lr=0.2","end 0@2",
-            "copy 0 from 1@4: lr=0.3","end 1@4"]"#;
+        assert_eq!(distinct(&lineage), [0, 1]);
+        let expected = r#"["end 0@0","copy 0 from 1@2: lr=0.2","end 1@2",
+            "copy 1 from 0@4: lr=0.3","end 0@4"]"#;
         assert_eq!(changes(&lineage, 6).to_string(), expected.replace("\n            ", ""));
     }
 }

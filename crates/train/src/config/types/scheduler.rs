@@ -24,7 +24,8 @@ pub enum Scheduler {
     Median(usize),
     /// A member ends after this many steps without a better score.
     Patience(usize),
-    /// Population-based training: every so many steps the worst members copy the best.
+    /// Population-based training: after each interval of this many steps the worst members copy the
+    /// best.
     Pbt(usize),
 }
 

@@ -400,8 +400,10 @@ mod tests {
         let space = Space::parse(text).unwrap();
         assert_eq!(Space::parse(json).unwrap(), space);
         assert_eq!(Space::parse(&space.text()).unwrap(), space);
-        let file = "[space]\nmomentum = { uniform = [0, 0.9], when = \"host=minimal\" }\n\
-                    lr = { log_uniform = [1e-3, 1] }\nhost = { choice = [\"minimal\", \"mlp:8,8\"] }";
+        let file = "[space]
+            momentum = { uniform = [0, 0.9], when = \"host=minimal\" }
+            lr = { log_uniform = [1e-3, 1] }
+            host = { choice = [\"minimal\", \"mlp:8,8\"] }";
         let file: BTreeMap<String, Space> = toml::from_str(file).unwrap();
         assert_eq!(file["space"], space);
     }
