@@ -18,7 +18,8 @@ use crate::record::reading::{EventTail, Reached, check_is_run};
 ///
 /// # Errors
 /// [`Error::Value`]: an option that results depend on, a member that the run does not have or that
-/// made no step, or settings with which envs depend on each other; [`Error::Unreadable`]: events that cannot be read.
+/// made no step, or settings with which envs depend on each other; [`Error::NotARun`];
+/// [`Error::Unreadable`]: events that cannot be read.
 pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
     check_is_run(folder)?;
     let matters =
