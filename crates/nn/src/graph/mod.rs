@@ -20,7 +20,7 @@ pub use recurrent::{LstmNodes, LstmParams};
 pub use crate::dims::Dims;
 pub use crate::kernels::blend::BlendMode;
 pub use crate::kernels::elementwise::UnaryFunction;
-pub use crate::kernels::optim::{AdamConfig, SgdConfig};
+pub use crate::kernels::optim::{AdamConfig, LionConfig, MuonConfig, SgdConfig};
 pub use crate::kernels::pool::PoolGeometry;
 
 /// Index of a node (and of the value it produces) in its graph.
@@ -146,6 +146,13 @@ pub enum ParamKind {
     LinearWeight,
     /// A vector or a scalar; stored as it is.
     Vector,
+}
+
+impl ParamKind {
+    /// Whether it is a matrix `[out, …]`, which Muon updates.
+    pub fn is_matrix(self) -> bool {
+        matches!(self, ParamKind::ConvWeight { .. } | ParamKind::LinearWeight)
+    }
 }
 
 /// A trained parameter.

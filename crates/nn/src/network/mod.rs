@@ -162,7 +162,10 @@ impl Network {
         check_graph(&graph)?;
         options.loss.check(graph.classes())?;
         let own = gpu::loss_source(options.loss.formula());
-        let sources: Vec<_> = gpu::sources(options.precision).into_iter().chain(own).collect();
+        let optimisers =
+            graph.groups.iter().find_map(|group| gpu::optimiser_source(group.optimiser.kind()));
+        let sources = gpu::sources(options.precision).into_iter().chain(own).chain(optimisers);
+        let sources: Vec<_> = sources.collect();
         stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);
         let hyperparameters = groups::hyperparameters(stream, &graph, Owner::Parameters)?;

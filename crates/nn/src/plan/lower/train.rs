@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use meristem_device::DType;
 
-use crate::graph::{GroupId, HYPERPARAMETERS, NodeId, NodeOp};
+use crate::graph::{GroupId, HYPERPARAMETERS, NodeId, NodeOp, OptimiserKind};
+use crate::kernels::muon::MuonMatrix;
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
+use crate::layout::packing;
 use crate::metrics;
 use crate::ops::loss::BatchLoss;
 use crate::ops::ppo::PpoPass;
@@ -116,15 +118,37 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
         let memories = [(Space::Values(id), size.values), (Space::Momentum(id), size.moments)];
         let [values, moments] =
             memories.map(|(space, len)| b.fixed(SpaceSpan::new(space, DType::F32, 0, len)));
-        let steps = b.layout.steps[group].map_or(ValueId::NONE, |step| {
-            b.fixed(SpaceSpan::new(Space::Counters(id), DType::I64, step, 1))
-        });
-        let (len, runs) = (size.values, joined(&tensors(b, group)));
         let (optimiser, numbers) =
             (b.graph.groups[group].optimiser.kind(), hyperparameters(b, group));
-        let op = OptimOp::Update { len, optimiser, runs };
+        let (runs, matrices) = updated(b, group, optimiser);
+        let steps = b.layout.steps[group].clone().map_or(ValueId::NONE, |steps| {
+            b.fixed(SpaceSpan::new(Space::Counters(id), DType::I64, steps.start, steps.len()))
+        });
+        let op = OptimOp::Update { len: size.values, optimiser, runs, matrices };
         b.emit(op, &[gradient, clip, numbers], &[values, moments, steps]);
     }
+}
+
+/// Ranges and matrices of a group's update.
+fn updated(
+    b: &PlanBuilder<'_>,
+    group: usize,
+    optimiser: OptimiserKind,
+) -> (Vec<Range<usize>>, Vec<MuonMatrix>) {
+    if !optimiser.counts_steps() {
+        return (joined(&tensors(b, group)), vec![]);
+    }
+    let (mut runs, mut matrices) = (vec![], vec![]);
+    let params = b.graph.params.iter().zip(&b.layout.params).zip(&b.trained);
+    for ((param, place), trained) in params.filter(|((p, _), _)| p.group.index() == group) {
+        let is_matrix = !optimiser.counts_steps_of(param.kind);
+        if *trained && is_matrix {
+            matrices.push(packing(param).matrix(place.start));
+        }
+        let end = if *trained && !is_matrix { place.range().end } else { place.start };
+        runs.push(place.start..end);
+    }
+    (runs, matrices)
 }
 
 /// Emits norm and clip coefficient of a group; returns the coefficient.

@@ -11,6 +11,7 @@ mod controller;
 mod exchange;
 mod members;
 mod normalize;
+mod optimizer;
 mod policy_start;
 mod task;
 
@@ -23,6 +24,8 @@ pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
 pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
+pub use self::optimizer::OptimizerKind;
+pub(crate) use self::optimizer::OptimizerNumbers;
 pub use self::policy_start::PolicyStart;
 pub use self::task::{LossKind, TaskKind};
 pub use super::text::BadValue;
@@ -45,6 +48,9 @@ mod tests {
         }
         for (name, level) in Telemetry::NAMES {
             assert_eq!(level.to_string(), name);
+        }
+        for (name, optimizer) in OptimizerKind::NAMES {
+            assert_eq!(optimizer.to_string(), name);
         }
         for (name, schedule) in LrSchedule::NAMES {
             assert_eq!(schedule.to_string(), name);
