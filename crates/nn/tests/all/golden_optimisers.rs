@@ -3,9 +3,9 @@
 //! beginning: PyTorch counts the steps of each parameter.
 //!
 //! Tolerance of a tensor: `torch_error`, the distance of PyTorch's f32 result from f64, measures
-//! how much the same roundings in another order may matter: four times that, because it is one sample.
-//! Where it is small by chance: 32 ulps (2^-23) of the tensor's largest value, one and a half for
-//! each step of a parameter or an average.
+//! how much the same roundings in another order may matter: four times that, because it is one
+//! sample. Where it is small by chance: 32 ulps (2^-23) of the tensor's largest value, one and a
+//! half for each step of a parameter or an average.
 
 use std::sync::Arc;
 
