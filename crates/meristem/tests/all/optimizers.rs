@@ -29,6 +29,29 @@ fn each_optimiser_trains_in_a_fleet_as_alone() {
     assert!(text.contains("optimizer = \"muon\"") && text.contains("adam_lr = 0.0003"), "{text}");
 }
 
+/// A learning rate of 0 leaves the parameters of a group as they are; the same group without changes
+/// leaves every bit as it is.
+#[test]
+fn groups_of_parameters_have_their_own_numbers() {
+    let m = with_images();
+    let grows = format!("{RUN} --controller random --envs 2 --optimizer adamw");
+    m.ok(&format!("{grows} --run-dir plain"));
+    let command = |run: &str, groups: &str| {
+        let mut command = m.command();
+        command.args(format!("{grows} --run-dir {run}").split_whitespace());
+        assert!(command.args(["--param-groups", groups]).status().unwrap().success(), "{groups}");
+        outcome(&m, run).weights
+    };
+    let plain = outcome(&m, "plain").weights;
+    assert!(command("same", "*.weight: lr=1x;*.bias: weight_decay=1x") == plain);
+    assert!(command("other", "*.bn.*: weight_decay=0; classifier.*: lr=0.1x") != plain);
+    m.ok("train --config other/config.toml --run-dir again --quiet");
+    assert!(outcome(&m, "again").weights == outcome(&m, "other").weights);
+    let tables = r#"{"members": [{"param_groups": "*.bias: lr=0x"}, {"param_groups": "*: lr=0"}]}"#;
+    std::fs::write(m.path("c.json"), tables).unwrap();
+    m.ok(&format!("{grows} --run-dir members --config c.json"));
+}
+
 #[test]
 fn a_killed_run_resumes_to_the_same_bits() {
     let m = with_images();

@@ -3,7 +3,7 @@
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::error::Result;
-use crate::graph::{Graph, OptimiserKind, ParamKind};
+use crate::graph::{Graph, Optimiser, OptimiserKind, ParamKind};
 use crate::layout::GroupSize;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
@@ -79,9 +79,10 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
     }
 }
 
-/// Numbers of the optimisers of all groups, in order.
+/// Numbers of the optimisers of all groups and their variants, in order.
 pub(super) fn numbers(graph: &Graph) -> Vec<f64> {
-    graph.groups.iter().flat_map(|group| group.optimiser.hyperparameters()).collect()
+    let all = graph.groups.iter().flat_map(|group| group.optimisers());
+    all.flat_map(Optimiser::hyperparameters).collect()
 }
 
 /// [`numbers`] on the device.

@@ -110,7 +110,7 @@ pub struct Network {
     graph: Arc<Graph>,
     /// The plans of its topology.
     topology: Arc<PlannedGraph>,
-    /// Numbers of the optimisers, `[groups][HYPERPARAMETERS]`, f64.
+    /// Numbers of the optimisers of all groups and variants, `[…][HYPERPARAMETERS]`, f64.
     hyperparameters: Tensor,
     arena: Arenas,
     /// `[configs][slots]`.

@@ -71,6 +71,11 @@ fn optimisers_are_the_same_in_fleets_and_in_halves() {
     golden_optimisers::check_fleet(&cuda());
 }
 
+#[test]
+fn parameters_have_the_numbers_of_their_variants() {
+    golden_optimisers::check_variants(&cuda().stream("env 0"));
+}
+
 /// Rounding makes a relative difference of about 2⁻²⁴ per term of a gradient's sum, which has at
 /// most 6·32·32 terms. Clipped gradients have norms of at most 1, and three steps of rate 0.01 with
 /// momentum 0.9 move a weight by at most 0.06 of a gradient. Batch norm's division by the deviation

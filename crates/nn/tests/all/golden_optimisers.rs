@@ -12,7 +12,7 @@ use std::sync::Arc;
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::graph::{
     AdamConfig, ConvGeometry, Dims, Graph, GraphBuilder, LionConfig, MuonConfig, Optimiser,
-    SgdConfig,
+    ParamSpec, SgdConfig,
 };
 use meristem_nn::kernels::optim::{AdamStep, adam_step};
 use meristem_nn::layout::packing;
@@ -173,6 +173,67 @@ pub(crate) fn check_fleet(device: &Device) {
         assert_eq!(all(fleet), all(alone), "{:?}", alone.graph().groups[0].optimiser);
         assert_eq!(all(halves), all(alone), "{:?}", alone.graph().groups[0].optimiser);
     }
+}
+
+/// Halves the learning rate of some parameters.
+fn halved(optimiser: &Optimiser) -> Optimiser {
+    let (mut sgd, mut adam) = (None, None);
+    match *optimiser {
+        Optimiser::Sgd(of) | Optimiser::Nesterov(of) => {
+            sgd = Some(SgdConfig { lr: of.lr / 2.0, ..of });
+        }
+        Optimiser::Adam(of) | Optimiser::AdamW(of) => {
+            adam = Some(AdamConfig { lr: of.lr / 2.0, ..of });
+        }
+        Optimiser::Lion(of) => return LionConfig { lr: of.lr / 2.0, ..of }.into(),
+        Optimiser::Muon(of) => {
+            let others = AdamConfig { lr: of.others.lr / 2.0, ..of.others };
+            return MuonConfig { lr: of.lr / 2.0, others, ..of }.into();
+        }
+    }
+    match (optimiser, sgd, adam) {
+        (Optimiser::Sgd(_), Some(of), _) => Optimiser::Sgd(of),
+        (_, Some(of), _) => Optimiser::Nesterov(of),
+        (Optimiser::Adam(_), _, Some(of)) => Optimiser::Adam(of),
+        (.., of) => Optimiser::AdamW(of.unwrap()),
+    }
+}
+
+/// In the first step, parameters with other numbers have the bits of a network with these numbers,
+/// and all others those of the network without. Both layers have such parameters, and one lies
+/// between others in memory.
+pub(crate) fn check_variants(stream: &Stream) {
+    let is_varied = |name: &str| name.starts_with("tall") || name == "depthwise.weight";
+    for case in golden::read("optimisers").cases() {
+        let usual = optimiser(&case);
+        let trained = |graph: Arc<Graph>| {
+            let options = NetworkOptions::new(1, 0, Isa::detect(), 4);
+            let mut network = Network::new(stream, graph, options).unwrap();
+            let x = host::images(stream, &Random(1).normals(4 * DIMS.numel()), DIMS);
+            let y = host::labels(stream, &[0, 1, 2, 0]);
+            network.train_step(&x, &y).unwrap();
+            [network.state_dict().unwrap(), network.momentum_dict().unwrap()]
+        };
+        let mut varied = (*graph(usual, true)).clone();
+        let of =
+            |param: &ParamSpec, of: &Optimiser| is_varied(&param.name).then(|| (7, halved(of)));
+        varied.vary_optimisers(of).unwrap();
+        assert_eq!(varied.groups[0].variants, [halved(&usual)]);
+        let [plain, half] = [usual, halved(&usual)].map(|of| trained(graph(of, true)));
+        let [state, moments] = trained(Arc::new(varied));
+        for (name, tensor) in state.iter() {
+            let expected = if is_varied(name) { &half[0] } else { &plain[0] };
+            assert_eq!(Some(tensor), expected.get(name), "{} {name}", case["case"]);
+        }
+        assert_ne!(plain[0].get("tall.bias"), half[0].get("tall.bias"));
+        // The state does not depend on learning rates.
+        assert_eq!(moments, plain[1], "{}", case["case"]);
+    }
+}
+
+#[test]
+fn parameters_have_the_numbers_of_their_variants() {
+    check_variants(&host::stream(1));
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Optimisers of hosts and modules, from the settings.
 
 use meristem_grow::Optimisers;
-use meristem_nn::graph::{AdamConfig, LionConfig, MuonConfig, Optimiser, SgdConfig};
+use meristem_nn::graph::{AdamConfig, Graph, LionConfig, MuonConfig, Optimiser, SgdConfig};
 
 use super::table::TrainConfig;
-use super::types::{OptimizerKind, OptimizerNumbers};
+use super::types::{OptimizerKind, OptimizerNumbers, ParamGroup, Scaled};
 use crate::error::{Error, Result};
 
 impl TrainConfig {
@@ -69,6 +69,19 @@ impl TrainConfig {
         Optimisers { host: self.optimiser(numbers, rate), module: self.optimiser(module, rate) }
     }
 
+    /// Gives the parameters that `param_groups` names other numbers; learning rates are scaled by
+    /// `rate`.
+    ///
+    /// # Errors
+    /// Never: the optimisers are of one kind.
+    pub(crate) fn vary_optimisers(&self, graph: &mut Graph, rate: f64) -> Result<()> {
+        let Some(groups) = &self.param_groups else { return Ok(()) };
+        Ok(graph.vary_optimisers(|param, optimiser| {
+            let (rule, group) = groups.find(&param.name)?;
+            Some((rule, varied(*optimiser, group, rate)))
+        })?)
+    }
+
     /// An optimiser with these numbers.
     fn optimiser(&self, numbers: OptimizerNumbers, rate: f64) -> Optimiser {
         let clip_norm = self.clip_norm.norm();
@@ -91,6 +104,35 @@ impl TrainConfig {
                 MuonConfig { lr, momentum, others }.into()
             }
         }
+    }
+}
+
+/// The optimiser with the numbers of a group of parameters. A parameter under Muon has one of two
+/// learning rates, and a group sets both.
+fn varied(optimiser: Optimiser, group: &ParamGroup, rate: f64) -> Optimiser {
+    let lr = |usual: f32| match group.lr {
+        None => usual,
+        Some(Scaled::Value(lr)) => (rate * f64::from(lr)) as f32,
+        Some(Scaled::Factor(factor)) => factor * usual,
+    };
+    let decay = |usual: f32| match group.weight_decay {
+        None => usual,
+        Some(Scaled::Value(decay)) => decay,
+        Some(Scaled::Factor(factor)) => factor * usual,
+    };
+    let sgd =
+        |of: SgdConfig| SgdConfig { lr: lr(of.lr), weight_decay: decay(of.weight_decay), ..of };
+    let adam =
+        |of: AdamConfig| AdamConfig { lr: lr(of.lr), weight_decay: decay(of.weight_decay), ..of };
+    match optimiser {
+        Optimiser::Sgd(of) => Optimiser::Sgd(sgd(of)),
+        Optimiser::Nesterov(of) => Optimiser::Nesterov(sgd(of)),
+        Optimiser::Adam(of) => Optimiser::Adam(adam(of)),
+        Optimiser::AdamW(of) => Optimiser::AdamW(adam(of)),
+        Optimiser::Lion(of) => {
+            LionConfig { lr: lr(of.lr), weight_decay: decay(of.weight_decay), ..of }.into()
+        }
+        Optimiser::Muon(of) => MuonConfig { lr: lr(of.lr), others: adam(of.others), ..of }.into(),
     }
 }
 
@@ -133,6 +175,28 @@ mod tests {
             panic!("no Muon")
         };
         assert_eq!((muon.lr, muon.momentum, muon.others.lr), (0.05, 0.95, 1.5e-4));
+    }
+
+    #[test]
+    fn groups_of_parameters_have_their_numbers() {
+        let groups = "*.bias: weight_decay=0;head.*: lr=0.1x, weight_decay=2x;*: lr=0.3";
+        let layer = ConfigLayer {
+            param_groups: Some(Some(groups.parse().unwrap())),
+            ..of(OptimizerKind::AdamW)
+        };
+        let config = config(layer).unwrap();
+        let Optimiser::AdamW(usual) = config.optimisers(0.5).host else { panic!("no AdamW") };
+        let groups = config.param_groups.unwrap();
+        let numbers = |name: &str| match groups.find(name) {
+            Some((_, group)) => match varied(Optimiser::AdamW(usual), group, 0.5) {
+                Optimiser::AdamW(of) => (of.lr, of.weight_decay),
+                other => panic!("{other:?}"),
+            },
+            None => panic!("{name} is in no group"),
+        };
+        assert_eq!(numbers("head.bias"), (5e-4, 0.0));
+        assert_eq!(numbers("head.weight"), (0.1 * 5e-4, 0.02));
+        assert_eq!(numbers("conv.weight"), (0.15, 0.01));
     }
 
     #[test]

@@ -23,7 +23,8 @@ use super::declare::{
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
     CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
-    Normalize, OptimizerKind, PolicyStart, Preset, Switch, TaskKind, Telemetry, unknown,
+    Normalize, OptimizerKind, ParamGroups, PolicyStart, Preset, Switch, TaskKind, Telemetry,
+    unknown,
 };
 use super::value::SettingValue;
 
@@ -292,6 +293,11 @@ settings! {
         /// Learning rate of the parameters that are no matrices, with optimizer muon.
         adam_lr: Option<f32> = absent(numbers_text("adam-lr")),
             unit("RATE"), real(0.0, 1e6), since(11, None), of_member();
+        /// Other numbers for some parameters, by name: '*.bias: weight_decay=0; classifier.*:
+        /// lr=0.1x'. * stands for any text; 0.1x is a tenth of the number that the parameter would
+        /// have. The first pattern that matches counts.
+        param_groups: Option<ParamGroups> = absent("none"),
+            unit("GROUPS"), since(11, None), of_member();
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
         clip_norm: ClipNorm = same(ClipNorm::at(CLIP_NORM)), unit("NORM"), of_member();

@@ -12,7 +12,7 @@ use crate::settings::{ControllerKind, TaskKind};
 const SIZE_MAX: usize = 65_536;
 
 /// Settings of learners. The others are of runs: of datasets, controllers, and run folders.
-pub const SETTINGS: [&str; 37] = [
+pub const SETTINGS: [&str; 38] = [
     "preset",
     "seed",
     "steps",
@@ -31,6 +31,7 @@ pub const SETTINGS: [&str; 37] = [
     "beta2",
     "eps",
     "adam_lr",
+    "param_groups",
     "clip_norm",
     "task",
     "devices",

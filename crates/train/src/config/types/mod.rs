@@ -12,6 +12,7 @@ mod exchange;
 mod members;
 mod normalize;
 mod optimizer;
+mod param_groups;
 mod policy_start;
 mod task;
 
@@ -26,6 +27,7 @@ pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
 pub use self::optimizer::OptimizerKind;
 pub(crate) use self::optimizer::OptimizerNumbers;
+pub use self::param_groups::{ParamGroup, ParamGroups, Scaled};
 pub use self::policy_start::PolicyStart;
 pub use self::task::{LossKind, TaskKind};
 pub use super::text::BadValue;
