@@ -15,7 +15,7 @@ fn each_optimiser_trains_in_a_fleet_as_alone() {
     let grows = format!("{RUN} --controller random");
     m.ok(&format!("{grows} --run-dir fleet --members optimizer={}", ALL.join(",")));
     let fleet = outcome(&m, "fleet");
-    let grown = fleet.events.iter().filter(|event| event["kind"] == "stage_changed").count();
+    let grown = fleet.events.iter().filter(|event| event["event"] == "stage_changed").count();
     assert!(grown > 6, "{grown} changes of stages");
     for (env, name) in ALL.iter().enumerate() {
         m.ok(&format!("{grows} --run-dir {name} --envs 6 --optimizer {name}"));

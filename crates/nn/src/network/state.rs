@@ -54,8 +54,7 @@ impl Network {
     /// # Errors
     /// As [`Network::load_state_dict`], strict.
     pub fn load_momentum_dict(&mut self, state: &StateDict) -> Result<()> {
-        let state = with_steps_of_parameters(self.graph(), state);
-        self.weights().moments()?.load(&state, true)
+        self.weights().load_moments(state)
     }
 
     /// Sets all momentum (and averages and counts of steps) to zero, which resets the optimiser.
@@ -171,6 +170,11 @@ impl GraphWeights<'_> {
             }
         }
         Ok(NamedTensors(entries))
+    }
+
+    /// Sets the state of the optimisers, also of versions that counted the steps of a group.
+    pub(super) fn load_moments(&self, state: &StateDict) -> Result<()> {
+        self.moments()?.load(&with_steps_of_parameters(self.graph, state), true)
     }
 
     /// Sets the optimisers' state to zero, including the elements between the parameters.
