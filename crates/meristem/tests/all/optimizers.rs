@@ -29,8 +29,8 @@ fn each_optimiser_trains_in_a_fleet_as_alone() {
     assert!(text.contains("optimizer = \"muon\"") && text.contains("adam_lr = 0.0003"), "{text}");
 }
 
-/// A learning rate of 0 leaves the parameters of a group as they are; the same group without changes
-/// leaves every bit as it is.
+/// Groups that change nothing leave every bit as it is, others do not; a run repeats from its
+/// settings.
 #[test]
 fn groups_of_parameters_have_their_own_numbers() {
     let m = with_images();
@@ -97,7 +97,10 @@ fn numbers_of_other_optimisers_are_refused() {
     };
     refused("--optimizer adamx", &["did you mean `adam"]);
     refused("--beta1 0.8", &["`beta1`: got 0.8", "optimizer sgd, which has lr, momentum"]);
-    refused("--optimizer lion --eps 0.1", &["`eps`", "lion, which has lr, weight-decay, beta1"]);
+    refused(
+        "--optimizer lion --eps 0.001",
+        &["`eps`: got 0.001,", "lion, which has lr, weight-decay, beta1"],
+    );
     refused("--optimizer adam --beta2 1", &["`beta2`: got 1"]);
     refused("--members optimizer=sgd,adamw --momentum 0.8", &["`momentum`", "in member 1"]);
 }

@@ -4,7 +4,7 @@ use meristem_grow::Optimisers;
 use meristem_nn::graph::{AdamConfig, Graph, LionConfig, MuonConfig, Optimiser, SgdConfig};
 
 use super::table::TrainConfig;
-use super::types::{OptimizerKind, OptimizerNumbers, ParamGroup, Scaled};
+use super::types::{OptimizerKind, OptimizerNumbers, ParamGroup, Scaled, number_text};
 use crate::error::{Error, Result};
 
 impl TrainConfig {
@@ -49,7 +49,7 @@ impl TrainConfig {
                     self.optimizer,
                     flags.join(", ")
                 );
-                return Err(Error::value(flag, number, expected));
+                return Err(Error::value(flag, number_text(number), expected));
             }
         }
         Ok(())

@@ -24,7 +24,7 @@ use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
     CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
     Normalize, OptimizerKind, ParamGroups, PolicyStart, Preset, Switch, TaskKind, Telemetry,
-    unknown,
+    number_text, unknown,
 };
 use super::value::SettingValue;
 
@@ -63,15 +63,9 @@ fn numbers_text(flag: &str) -> String {
     let of = |kind: OptimizerKind| {
         kind.defaults().flags().into_iter().find(|(known, _)| *known == flag)?.1
     };
-    // A number that began as f32 is written as one.
-    let text = |number: f64| match number as f32 {
-        single if f64::from(single) == number => format!("{single:?}"),
-        _ => format!("{number:?}"),
-    };
     let mut each: Vec<(String, Vec<&str>)> = vec![];
     for (name, kind) in OptimizerKind::NAMES {
-        let Some(number) = of(kind).map(text) else { continue };
-        let number = number.trim_end_matches(".0").to_string();
+        let Some(number) = of(kind).map(number_text) else { continue };
         match each.iter_mut().find(|(known, _)| *known == number) {
             Some((_, names)) => names.push(name),
             None => each.push((number, vec![name])),

@@ -26,7 +26,7 @@ pub use self::exchange::ExchangeKind;
 pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
 pub use self::optimizer::OptimizerKind;
-pub(crate) use self::optimizer::OptimizerNumbers;
+pub(crate) use self::optimizer::{OptimizerNumbers, number_text};
 pub use self::param_groups::{ParamGroup, ParamGroups, Scaled};
 pub use self::policy_start::PolicyStart;
 pub use self::task::{LossKind, TaskKind};

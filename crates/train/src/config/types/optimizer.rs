@@ -84,6 +84,14 @@ impl OptimizerKind {
     }
 }
 
+/// Text of a number; one that began as f32 is written as f32.
+pub(crate) fn number_text(number: f64) -> String {
+    let single = number as f32;
+    let is_single = f64::from(single) == number;
+    let text = if is_single { format!("{single:?}") } else { format!("{number:?}") };
+    text.trim_end_matches(".0").into()
+}
+
 impl OptimizerNumbers {
     /// Flags with the numbers that are present, in order.
     pub(crate) fn flags(&self) -> [(&'static str, Option<f64>); 7] {
