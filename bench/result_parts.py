@@ -183,8 +183,16 @@ def checkpoint_parts(folder: Path) -> Parts:
         if any(name.startswith("controller.rank.") for name in named):
             memory = [Cbor(bytes(rank)).value() for rank in memory]
         memories.append(memory)
+        steps: dict[str, set[str]] = {}
         for name, data in named.items():
-            groups.setdefault(tensor_kind(name), []).append([name, digest(data)])
+            kind = tensor_kind(name)
+            # Older builds counted the steps of a group of parameters, and not of each.
+            if kind.startswith("controller") and name.split(" ")[0].endswith(".step"):
+                steps.setdefault(f"{kind}.steps", set()).add(digest(data))
+            else:
+                groups.setdefault(kind, []).append([name, digest(data)])
+        for kind, values in steps.items():
+            groups.setdefault(kind, []).append(sorted(values))
     parts = {kind: digest(entries) for kind, entries in groups.items()}
     parts |= fields("progress", progress) | fields("controller.memory", memories)
     return parts | {"names": digest([path.name for path in paths])}

@@ -10,7 +10,7 @@
 //! `slots.{s}.mix`, and `slots.{s}.gate.{0,2}.*` for a `Sequential(Linear, ReLU, Linear)`.
 
 use meristem_nn::graph::{
-    BlendMode, BlendOperands, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig,
+    BlendMode, BlendOperands, Dims, Graph, GraphBuilder, GroupId, NodeId, Optimiser,
 };
 use serde::{Deserialize, Serialize};
 
@@ -74,9 +74,13 @@ pub struct TopologyKey {
 ///
 /// # Errors
 /// [`crate::HostError`] if the host does not fit the image.
-pub fn host_graph(spec: &HostSpec, image: &TaskShape, sgd: SgdConfig) -> Result<Graph> {
+pub fn host_graph(
+    spec: &HostSpec,
+    image: &TaskShape,
+    optimiser: impl Into<Optimiser>,
+) -> Result<Graph> {
     spec.validate(image)?;
-    let optimisers = Optimisers { host: sgd, ..Optimisers::default() };
+    let optimisers = Optimisers { host: optimiser.into(), ..Optimisers::default() };
     build(spec, image, &mut Modules { slots: &[], optimisers: &optimisers })
 }
 
@@ -121,7 +125,7 @@ fn grow(
     b: &mut GraphBuilder,
     index: usize,
     slot: &Slot,
-    sgd: SgdConfig,
+    optimiser: Optimiser,
     host: NodeId,
 ) -> Result<NodeId> {
     let class = SlotClass::from_slot(slot);
@@ -129,7 +133,7 @@ fn grow(
         return Ok(host);
     };
     let prefix = format!("slots.{}.", slot.name);
-    b.group(slot.name.as_str(), sgd);
+    b.group(slot.name.as_str(), optimiser);
     let input = match class {
         SlotClass::Fossilized { .. } => host,
         _ => b.detach(host),

@@ -1,14 +1,14 @@
 //! Optimisers of a host and of its modules.
 
-use meristem_nn::graph::SgdConfig;
+use meristem_nn::graph::{Optimiser, SgdConfig};
 
 /// Optimisers and clip norms of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Optimisers {
     /// Optimiser of the host's parameters.
-    pub host: SgdConfig,
+    pub host: Optimiser,
     /// Optimiser of each module, with a separate clip norm per module.
-    pub module: SgdConfig,
+    pub module: Optimiser,
 }
 
 impl Default for Optimisers {
@@ -16,6 +16,7 @@ impl Default for Optimisers {
     /// decay.
     fn default() -> Self {
         let host = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
-        Self { host, module: SgdConfig { weight_decay: 0.0, ..host } }
+        let module = SgdConfig { weight_decay: 0.0, ..host };
+        Self { host: host.into(), module: module.into() }
     }
 }

@@ -88,6 +88,7 @@ mod tests {
             kind: ParamKind::LinearWeight,
             init,
             group: GroupId(0),
+            variant: 0,
         }
     }
 

@@ -13,7 +13,8 @@
 //!
 //! Padding lanes are zero, and stay zero: their gradients are zero.
 
-use crate::graph::{BufferId, Graph, GroupId, Optimiser, ParamId, ParamKind, ParamSpec};
+use crate::graph::{BufferId, Graph, GroupId, ParamId, ParamKind, ParamSpec};
+use crate::kernels::muon::MuonMatrix;
 
 /// Output channels are padded to a multiple of this many lanes: one AVX-512 vector of f32.
 pub const LANES: usize = 16;
@@ -73,6 +74,12 @@ impl Packing {
         self.len() == 0
     }
 
+    /// The parameter as a matrix for Muon, from element `start` of its group on.
+    pub fn matrix(&self, start: usize) -> MuonMatrix {
+        let Self { blocks, taps, inputs, outputs, width, .. } = *self;
+        MuonMatrix { start, blocks, rows: taps * inputs, outputs, width }
+    }
+
     /// Calls `visit(packed index, PyTorch index)` for every real element.
     fn for_each(&self, mut visit: impl FnMut(usize, usize)) {
         let mut row = 0;
@@ -125,12 +132,13 @@ impl ParamPlace {
 pub struct GroupSize {
     /// f32 elements of values and gradient each.
     pub values: usize,
-    /// f32 elements of the optimiser's state: the momentum, or Adam's two averages one after the
-    /// other, each in the layout of the values.
+    /// f32 elements of the optimiser's state
+    /// ([`OptimiserKind::moments`](crate::graph::OptimiserKind::moments) of each value): each part
+    /// in the layout of the values, one after the other.
     pub moments: usize,
     /// f32 elements of buffers (running statistics).
     pub state: usize,
-    /// i64 counters (`num_batches_tracked`, and Adam's steps).
+    /// i64 counters (`num_batches_tracked`, and the steps of each parameter).
     pub counters: usize,
 }
 
@@ -144,8 +152,9 @@ pub struct ParamLayout {
     pub params: Vec<ParamPlace>,
     /// Per buffer, in the state, or in the counters for a counter.
     pub buffers: Vec<ParamPlace>,
-    /// Per group that Adam updates, the counter of its steps.
-    pub steps: Vec<Option<usize>>,
+    /// Per group whose optimiser [counts steps](crate::graph::OptimiserKind::counts_steps), the
+    /// counters of the group's parameters, in order.
+    pub steps: Vec<Option<std::ops::Range<usize>>>,
 }
 
 impl ParamLayout {
@@ -170,13 +179,22 @@ impl ParamLayout {
         });
         let buffers = buffers.collect();
         let mut steps = vec![];
-        for (group, spec) in groups.iter_mut().zip(&graph.groups) {
-            group.moments = spec.optimiser.kind().moments() * group.values;
-            let step = matches!(spec.optimiser, Optimiser::Adam(_)).then_some(group.counters);
-            group.counters += if step.is_some() { LANES } else { 0 };
-            steps.push(step);
+        for (g, (group, spec)) in groups.iter_mut().zip(&graph.groups).enumerate() {
+            let kind = spec.optimiser.kind();
+            group.moments = kind.moments() * group.values;
+            let count = graph.params.iter().filter(|p| p.group.index() == g).count();
+            let counters = group.counters..group.counters + count;
+            if kind.counts_steps() {
+                group.counters = padded(counters.end);
+            }
+            steps.push(kind.counts_steps().then_some(counters));
         }
         Self { groups, params, buffers, steps }
+    }
+
+    /// The counter of a parameter's steps, by the parameter's position in its group.
+    pub(crate) fn step(&self, group: GroupId, position: usize) -> Option<usize> {
+        self.steps[group.index()].clone()?.nth(position)
     }
 
     /// The place of a parameter.

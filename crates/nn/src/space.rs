@@ -31,7 +31,7 @@ pub enum Space {
     Momentum(GroupId),
     /// Running statistics of a group, f32.
     State(GroupId),
-    /// Batches counted by each batch norm of a group, and Adam's steps, i64.
+    /// Batches counted by each batch norm of a group, and the steps of its parameters, i64.
     Counters(GroupId),
     /// The n-th result, which the caller keeps.
     Output(usize),

@@ -293,7 +293,7 @@ impl Policy {
         self.network.load_state_dict(state)
     }
 
-    /// Adam's averages (`{parameter}.exp_avg`, `.exp_avg_sq`) and steps (`host.step`). One
+    /// Adam's averages (`{parameter}.exp_avg`, `.exp_avg_sq`) and steps (`{parameter}.step`). One
     /// read-back.
     ///
     /// # Errors

@@ -35,7 +35,7 @@ pub struct PolicyShape {
 /// Adam's settings for a policy (`docs/control.md`); the norm for clipping is over the whole
 /// network.
 pub const ADAM: AdamConfig =
-    AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    AdamConfig { lr: 3e-4, betas: [0.9, 0.999], eps: 1e-5, weight_decay: 0.0, clip_norm: 5.0 };
 
 /// Initialisation and optimiser of a policy.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -85,6 +85,7 @@ impl Golden {
             lr: self.float("lr"),
             betas: [0.9, 0.999],
             eps: self.float("eps"),
+            weight_decay: 0.0,
             clip_norm: self.float("clip_norm"),
         };
         let loss = LossConfig {

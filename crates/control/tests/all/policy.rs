@@ -207,7 +207,8 @@ fn same_seed_same_bits_also_after_a_restore() {
     assert_eq!(update(&mut resumed, &round.upload(&streams[2]), 3), reports);
     assert_eq!(bits(&resumed.state_dict().unwrap()), bits(&whole.state_dict().unwrap()));
     assert_eq!(resumed.optimiser_dict().unwrap(), whole.optimiser_dict().unwrap());
-    assert_eq!(adam.get("host.step").unwrap().form(), "i64 []");
+    let steps: Vec<_> = adam.iter().filter(|(name, _)| name.ends_with(".step")).collect();
+    assert!(!steps.is_empty() && steps.iter().all(|(_, steps)| steps.form() == "i64 []"));
 }
 
 #[test]

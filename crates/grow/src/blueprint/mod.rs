@@ -6,7 +6,7 @@
 mod error;
 mod layer;
 
-use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId, NodeOp, SgdConfig};
+use meristem_nn::graph::{Dims, Graph, GraphBuilder, NodeId, NodeOp, Optimiser};
 use serde::{Deserialize, Serialize};
 
 pub use self::error::BlueprintError;
@@ -179,8 +179,12 @@ impl Blueprint {
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.
-    pub fn graph(&self, dims: Dims, sgd: SgdConfig) -> Result<Graph, BlueprintError> {
-        let mut b = GraphBuilder::new(dims, sgd);
+    pub fn graph(
+        &self,
+        dims: Dims,
+        optimiser: impl Into<Optimiser>,
+    ) -> Result<Graph, BlueprintError> {
+        let mut b = GraphBuilder::new(dims, optimiser);
         let input = b.input();
         let output = self.add_to(&mut b, "", input)?;
         Ok(b.finish_at(output))

@@ -232,7 +232,7 @@ fn growth_keeps_weights_and_alpha_keeps_the_graph() {
     assert!(host.advance(0, &crate::common::fine()).unwrap().change.is_some());
     net.network.set_graph(Arc::new(host.graph(&Optimisers::default()).unwrap())).unwrap();
     assert_eq!(host_bits(&net.state()), host_bits(&bare));
-    assert_eq!(net.network.graph().groups[1].optimiser, Optimisers::default().module.into());
+    assert_eq!(net.network.graph().groups[1].optimiser, Optimisers::default().module);
     net.train();
     let trained = net.state();
     (0..10).for_each(|_| drop(host.step()));

@@ -24,6 +24,7 @@ mod named_files;
 #[cfg(target_os = "linux")]
 mod odd_paths;
 mod older_runs;
+mod optimizers;
 mod parts;
 mod resume;
 mod resume_inputs;

@@ -26,7 +26,11 @@ impl GraphBuilder {
             nodes: vec![Node { op: NodeOp::Input(0), dims }],
             params: vec![],
             buffers: vec![],
-            groups: vec![GroupSpec { name: "host".into(), optimiser: host.into() }],
+            groups: vec![GroupSpec {
+                name: "host".into(),
+                optimiser: host.into(),
+                variants: vec![],
+            }],
             output: NodeId(0),
             alphas: 0,
         };
@@ -57,7 +61,7 @@ impl GraphBuilder {
     /// Opens a new parameter group and makes it current.
     pub fn group(&mut self, name: &str, optimiser: impl Into<Optimiser>) -> GroupId {
         let optimiser = optimiser.into();
-        self.graph.groups.push(GroupSpec { name: name.into(), optimiser });
+        self.graph.groups.push(GroupSpec { name: name.into(), optimiser, variants: vec![] });
         self.group = GroupId(self.graph.groups.len() - 1);
         self.group
     }
@@ -97,7 +101,14 @@ impl GraphBuilder {
     ) -> Result<ParamId> {
         let name = self.claim(name.into())?;
         let group = self.group;
-        self.graph.params.push(ParamSpec { name, shape: shape.to_vec(), kind, init, group });
+        self.graph.params.push(ParamSpec {
+            name,
+            shape: shape.to_vec(),
+            kind,
+            init,
+            group,
+            variant: 0,
+        });
         Ok(ParamId(self.graph.params.len() - 1))
     }
 

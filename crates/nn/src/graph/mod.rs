@@ -20,7 +20,7 @@ pub use recurrent::{LstmNodes, LstmParams};
 pub use crate::dims::Dims;
 pub use crate::kernels::blend::BlendMode;
 pub use crate::kernels::elementwise::UnaryFunction;
-pub use crate::kernels::optim::{AdamConfig, SgdConfig};
+pub use crate::kernels::optim::{AdamConfig, LionConfig, MuonConfig, SgdConfig};
 pub use crate::kernels::pool::PoolGeometry;
 
 /// Index of a node (and of the value it produces) in its graph.
@@ -148,6 +148,13 @@ pub enum ParamKind {
     Vector,
 }
 
+impl ParamKind {
+    /// Whether it is a matrix `[out, …]`, which Muon updates.
+    pub fn is_matrix(self) -> bool {
+        matches!(self, ParamKind::ConvWeight { .. } | ParamKind::LinearWeight)
+    }
+}
+
 /// A trained parameter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamSpec {
@@ -161,6 +168,8 @@ pub struct ParamSpec {
     pub init: Init,
     /// The group that clips and updates it.
     pub group: GroupId,
+    /// Its optimiser among [`GroupSpec::optimisers`]; 0 is the group's.
+    pub variant: usize,
 }
 
 /// State that is written by the network but not trained (running statistics).
@@ -185,6 +194,15 @@ pub struct GroupSpec {
     pub name: String,
     /// Optimiser of its parameters; its numbers are no part of a plan.
     pub optimiser: Optimiser,
+    /// Optimisers of the same kind with other numbers, each for some of the parameters.
+    pub variants: Vec<Optimiser>,
+}
+
+impl GroupSpec {
+    /// The group's optimiser, then its variants.
+    pub fn optimisers(&self) -> impl Iterator<Item = &Optimiser> {
+        std::iter::once(&self.optimiser).chain(&self.variants)
+    }
 }
 
 /// Values that a blend reads.
@@ -459,12 +477,47 @@ impl Graph {
     pub fn has_topology_of(&self, other: &Graph) -> bool {
         let Self { nodes, params, buffers, groups, output, alphas } = self;
         let like = |a: &GroupSpec, b: &GroupSpec| {
-            a.name == b.name && a.optimiser.kind() == b.optimiser.kind()
+            let alike = a.optimiser.kind() == b.optimiser.kind();
+            a.name == b.name && alike && a.variants.len() == b.variants.len()
         };
         (output, alphas) == (&other.output, &other.alphas)
             && groups.len() == other.groups.len()
             && groups.iter().zip(&other.groups).all(|(a, b)| like(a, b))
             && (nodes, params, buffers) == (&other.nodes, &other.params, &other.buffers)
+    }
+
+    /// Gives some parameters other numbers of the optimiser than their group has. For a parameter
+    /// and its group's optimiser, `of` returns the number of a rule and the optimiser under this
+    /// rule, or `None` for the group's. Parameters of one group and rule share an optimiser, so the
+    /// topology does not depend on numbers. The clip norm remains the group's.
+    ///
+    /// # Errors
+    /// [`Error::Argument`](crate::Error::Argument) for an optimiser of another kind than the
+    /// group's.
+    pub fn vary_optimisers(
+        &mut self,
+        of: impl Fn(&ParamSpec, &Optimiser) -> Option<(usize, Optimiser)>,
+    ) -> crate::Result<()> {
+        let mut rules: Vec<Vec<usize>> = vec![vec![]; self.groups.len()];
+        self.groups.iter_mut().for_each(|group| group.variants.clear());
+        for param in &mut self.params {
+            let (group, rules) = (&mut self.groups[param.group.0], &mut rules[param.group.0]);
+            param.variant = 0;
+            let Some((rule, optimiser)) = of(param, &group.optimiser) else { continue };
+            let [expected, got] = [&group.optimiser, &optimiser].map(Optimiser::kind);
+            if expected != got {
+                let (expected, got) = (format!("{expected:?}"), format!("{got:?}"));
+                return Err(crate::Error::argument("vary_optimisers", "of", expected, got));
+            }
+            let known = rules.iter().position(|known| *known == rule);
+            let at = known.unwrap_or_else(|| {
+                rules.push(rule);
+                group.variants.push(optimiser);
+                rules.len() - 1
+            });
+            param.variant = at + 1;
+        }
+        Ok(())
     }
 
     /// Trained elements, in PyTorch's shapes (padding lanes not counted), of one group or of all.

@@ -1,9 +1,10 @@
 //! Update rules of parameter groups.
 
-use crate::kernels::optim::{AdamConfig, SgdConfig};
+use super::ParamKind;
+use crate::kernels::optim::{AdamConfig, LionConfig, MuonConfig, SgdConfig};
 
 /// Numbers of an optimiser in device memory, see [`Optimiser::hyperparameters`].
-pub(crate) const HYPERPARAMETERS: usize = 5;
+pub(crate) const HYPERPARAMETERS: usize = 8;
 
 /// The optimiser of a group.
 ///
@@ -13,8 +14,16 @@ pub(crate) const HYPERPARAMETERS: usize = 5;
 pub enum Optimiser {
     /// SGD with momentum.
     Sgd(SgdConfig),
-    /// Adam.
+    /// SGD with Nesterov's momentum.
+    Nesterov(SgdConfig),
+    /// Adam; weight decay is added to the gradient.
     Adam(AdamConfig),
+    /// AdamW: Adam with decoupled weight decay.
+    AdamW(AdamConfig),
+    /// Lion.
+    Lion(LionConfig),
+    /// Muon for matrices, AdamW for other parameters.
+    Muon(MuonConfig),
 }
 
 /// The update rule of an optimiser.
@@ -22,17 +31,56 @@ pub enum Optimiser {
 pub enum OptimiserKind {
     /// SGD with momentum.
     Sgd,
+    /// SGD with Nesterov's momentum.
+    Nesterov,
     /// Adam.
     Adam,
+    /// AdamW.
+    AdamW,
+    /// Lion.
+    Lion,
+    /// Muon for matrices, AdamW for other parameters.
+    Muon,
 }
 
 impl OptimiserKind {
-    /// Numbers of optimiser state per parameter: 1 for the momentum, 2 for the two averages.
+    /// Numbers of optimiser state per parameter: 1 for a momentum or an average, 2 for Adam's
+    /// averages. (Muon has the second only for parameters of AdamW, but memory for all.)
     pub fn moments(self) -> usize {
         match self {
-            OptimiserKind::Sgd => 1,
-            OptimiserKind::Adam => 2,
+            OptimiserKind::Sgd | OptimiserKind::Nesterov | OptimiserKind::Lion => 1,
+            OptimiserKind::Adam | OptimiserKind::AdamW | OptimiserKind::Muon => 2,
         }
+    }
+
+    /// Whether it counts the steps of each parameter, for the corrections of Adam's averages.
+    ///
+    /// The count belongs to the parameter and not to the network. Averages begin at zero when a
+    /// parameter is new, and after k of its own steps the first has the weight `1 − β₁ᵏ` and the
+    /// second `1 − β₂ᵏ`, whatever the age of the network. Divided by these weights, the first step
+    /// of a constant gradient is `lr·sign(g)`. With the network's count the divisors
+    /// would be those of an old parameter: in a network of 1000 steps the first step would be 2.5
+    /// times as long, in an older one up to `(1 − β₁)/√(1 − β₂)` times, 3.2 with the usual β.
+    pub fn counts_steps(self) -> bool {
+        matches!(self, OptimiserKind::Adam | OptimiserKind::AdamW | OptimiserKind::Muon)
+    }
+
+    /// Names of the state of a parameter of this kind, each after the parameter's name; a count of
+    /// steps, `.step`, is not among them.
+    pub(crate) fn suffixes(self, of: ParamKind) -> &'static [&'static str] {
+        match self {
+            OptimiserKind::Sgd | OptimiserKind::Nesterov => &[""],
+            OptimiserKind::Lion => &[".exp_avg"],
+            OptimiserKind::Muon if of.is_matrix() => &[".momentum_buffer"],
+            OptimiserKind::Adam | OptimiserKind::AdamW | OptimiserKind::Muon => {
+                &[".exp_avg", ".exp_avg_sq"]
+            }
+        }
+    }
+
+    /// Whether the steps of a parameter of this kind are counted.
+    pub(crate) fn counts_steps_of(self, of: ParamKind) -> bool {
+        self.counts_steps() && !(self == OptimiserKind::Muon && of.is_matrix())
     }
 }
 
@@ -41,40 +89,80 @@ impl Optimiser {
     pub fn kind(&self) -> OptimiserKind {
         match self {
             Optimiser::Sgd(_) => OptimiserKind::Sgd,
+            Optimiser::Nesterov(_) => OptimiserKind::Nesterov,
             Optimiser::Adam(_) => OptimiserKind::Adam,
+            Optimiser::AdamW(_) => OptimiserKind::AdamW,
+            Optimiser::Lion(_) => OptimiserKind::Lion,
+            Optimiser::Muon(_) => OptimiserKind::Muon,
         }
     }
 
-    /// Clip norm and learning rate; then momentum, weight decay and 0 of SGD, or β₁, β₂ and ε of
-    /// Adam. The inverses are `SgdConfig::from_hyperparameters` and
-    /// `AdamConfig::from_hyperparameters`.
+    /// Its numbers, 0 where it has none: clip norm; learning rate; momentum of SGD, or β₁; weight
+    /// decay of SGD, or β₂; ε; weight decay of the others; momentum of Muon; learning rate of
+    /// Muon's AdamW. The inverses are the functions `from_hyperparameters` of the configurations.
     pub fn hyperparameters(&self) -> [f64; HYPERPARAMETERS] {
+        let none = 0.0;
         match *self {
-            Optimiser::Sgd(SgdConfig { lr, momentum, weight_decay, clip_norm }) => {
-                [clip_norm, lr, momentum, weight_decay, 0.0].map(f64::from)
+            Optimiser::Sgd(sgd) | Optimiser::Nesterov(sgd) => {
+                let SgdConfig { lr, momentum, weight_decay, clip_norm } = sgd;
+                let [clip, lr, momentum, decay] =
+                    [clip_norm, lr, momentum, weight_decay].map(f64::from);
+                [clip, lr, momentum, decay, none, none, none, none]
             }
-            Optimiser::Adam(AdamConfig { lr, betas: [first, second], eps, clip_norm }) => {
-                [clip_norm.into(), lr.into(), first, second, eps.into()]
+            Optimiser::Adam(adam) | Optimiser::AdamW(adam) => adam.hyperparameters(),
+            Optimiser::Lion(LionConfig { lr, betas: [first, second], weight_decay, clip_norm }) => {
+                let [clip, lr, decay] = [clip_norm, lr, weight_decay].map(f64::from);
+                [clip, lr, first, second, none, decay, none, none]
+            }
+            Optimiser::Muon(MuonConfig { lr, momentum, others }) => {
+                let [clip, rate, first, second, eps, decay, ..] = others.hyperparameters();
+                [clip, lr.into(), first, second, eps, decay, momentum.into(), rate]
             }
         }
     }
 }
 
+/// A number that began as f32, which is exact.
+fn single(values: &[f64], at: usize) -> f32 {
+    values[at] as f32
+}
+
 impl SgdConfig {
-    /// The configuration from [`Optimiser::hyperparameters`], which are exact: each began as f32.
+    /// The configuration from [`Optimiser::hyperparameters`], which are exact.
     pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
-        let number = |i: usize| values[i] as f32;
-        let [clip_norm, lr, momentum, weight_decay] = [0, 1, 2, 3].map(number);
+        let [clip_norm, lr, momentum, weight_decay] = [0, 1, 2, 3].map(|at| single(values, at));
         Self { lr, momentum, weight_decay, clip_norm }
     }
 }
 
 impl AdamConfig {
+    fn hyperparameters(&self) -> [f64; HYPERPARAMETERS] {
+        let AdamConfig { lr, betas: [first, second], eps, weight_decay, clip_norm } = *self;
+        let [clip, lr, eps, decay] = [clip_norm, lr, eps, weight_decay].map(f64::from);
+        [clip, lr, first, second, eps, decay, 0.0, 0.0]
+    }
+
     /// The configuration from [`Optimiser::hyperparameters`], which are exact.
     pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
-        let number = |i: usize| values[i] as f32;
-        let [clip_norm, lr, eps] = [0, 1, 4].map(number);
-        Self { lr, betas: [values[2], values[3]], eps, clip_norm }
+        let [clip_norm, lr, eps, weight_decay] = [0, 1, 4, 5].map(|at| single(values, at));
+        Self { lr, betas: [values[2], values[3]], eps, weight_decay, clip_norm }
+    }
+}
+
+impl LionConfig {
+    /// The configuration from [`Optimiser::hyperparameters`], which are exact.
+    pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
+        let [clip_norm, lr, weight_decay] = [0, 1, 5].map(|at| single(values, at));
+        Self { lr, betas: [values[2], values[3]], weight_decay, clip_norm }
+    }
+}
+
+impl MuonConfig {
+    /// The configuration from [`Optimiser::hyperparameters`], which are exact.
+    pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
+        let [lr, momentum, rate] = [1, 6, 7].map(|at| single(values, at));
+        let others = AdamConfig { lr: rate, ..AdamConfig::from_hyperparameters(values) };
+        Self { lr, momentum, others }
     }
 }
 
@@ -90,6 +178,18 @@ impl From<AdamConfig> for Optimiser {
     }
 }
 
+impl From<LionConfig> for Optimiser {
+    fn from(lion: LionConfig) -> Self {
+        Optimiser::Lion(lion)
+    }
+}
+
+impl From<MuonConfig> for Optimiser {
+    fn from(muon: MuonConfig) -> Self {
+        Optimiser::Muon(muon)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,9 +197,28 @@ mod tests {
     #[test]
     fn hyperparameters_are_exact() {
         let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: f32::MAX };
-        let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-8, clip_norm: 0.3 };
-        let [of_sgd, of_adam] = [sgd.into(), adam.into()].map(|o: Optimiser| o.hyperparameters());
-        assert_eq!(SgdConfig::from_hyperparameters(&of_sgd), sgd);
-        assert_eq!(AdamConfig::from_hyperparameters(&of_adam), adam);
+        let adam = AdamConfig {
+            lr: 1e-3,
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: 0.01,
+            clip_norm: 0.3,
+        };
+        let lion =
+            LionConfig { lr: 1e-4, betas: [0.9, 0.99], weight_decay: 0.1, clip_norm: f32::MAX };
+        let muon = MuonConfig { lr: 0.02, momentum: 0.95, others: adam };
+        assert_eq!(SgdConfig::from_hyperparameters(&Optimiser::Sgd(sgd).hyperparameters()), sgd);
+        assert_eq!(
+            AdamConfig::from_hyperparameters(&Optimiser::AdamW(adam).hyperparameters()),
+            adam
+        );
+        assert_eq!(
+            LionConfig::from_hyperparameters(&Optimiser::Lion(lion).hyperparameters()),
+            lion
+        );
+        assert_eq!(
+            MuonConfig::from_hyperparameters(&Optimiser::Muon(muon).hyperparameters()),
+            muon
+        );
     }
 }

@@ -38,6 +38,7 @@ mod lanes;
 pub mod loss;
 pub mod lstm;
 mod math;
+pub mod muon;
 pub mod norm;
 pub mod optim;
 pub(crate) mod parts;

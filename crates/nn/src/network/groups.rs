@@ -3,7 +3,7 @@
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::error::Result;
-use crate::graph::{Graph, ParamKind};
+use crate::graph::{Graph, Optimiser, OptimiserKind, ParamKind};
 use crate::layout::GroupSize;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
@@ -11,11 +11,11 @@ use crate::layout::GroupSize;
 pub(super) struct GroupTensors {
     /// Packed parameters, f32.
     pub(super) values: Tensor,
-    /// State of the optimiser, f32: momentum in the same layout, or Adam's two averages.
+    /// State of the optimiser, f32: momentum or an average in the same layout, or two of them.
     pub(super) momentum: Tensor,
     /// Running statistics, f32.
     pub(super) state: Tensor,
-    /// `num_batches_tracked` and Adam's steps, i64.
+    /// `num_batches_tracked` and the steps of parameters, i64.
     pub(super) counters: Tensor,
 }
 
@@ -60,11 +60,11 @@ pub(super) fn copy<'a>(
     if pieces.is_empty() { Ok(()) } else { Ok(stream.copy(operation, &pieces)?) }
 }
 
-/// The properties that determine a group's layout: names, shapes and kinds, in order, and the size
-/// of the optimiser's state. Initialisation is not among them.
+/// The properties that determine a group's layout: names, shapes and kinds, in order, and the
+/// optimiser's kind. Initialisation is not among them.
 #[derive(PartialEq)]
 struct Members<'a> {
-    moments: usize,
+    optimiser: OptimiserKind,
     params: Vec<(&'a str, &'a [usize], ParamKind)>,
     buffers: Vec<(&'a str, usize, bool)>,
 }
@@ -73,15 +73,16 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
     let params = graph.params.iter().filter(|p| p.group.index() == g);
     let buffers = graph.buffers.iter().filter(|b| b.group.index() == g);
     Members {
-        moments: graph.groups[g].optimiser.kind().moments(),
+        optimiser: graph.groups[g].optimiser.kind(),
         params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
         buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
     }
 }
 
-/// Numbers of the optimisers of all groups, in order.
+/// Numbers of the optimisers of all groups and their variants, in order.
 pub(super) fn numbers(graph: &Graph) -> Vec<f64> {
-    graph.groups.iter().flat_map(|group| group.optimiser.hyperparameters()).collect()
+    let all = graph.groups.iter().flat_map(|group| group.optimisers());
+    all.flat_map(Optimiser::hyperparameters).collect()
 }
 
 /// [`numbers`] on the device.

@@ -6,8 +6,8 @@ use meristem_device::{Element, Owner, Stream, Tensor};
 
 use super::groups::{GroupTensors, copy, same_group};
 use super::state::{GraphWeights, NamedTensor};
-use crate::error::{Error, Result};
-use crate::graph::{Graph, GroupSpec, Optimiser};
+use crate::error::Result;
+use crate::graph::Graph;
 use crate::layout::{ParamLayout, packing};
 
 /// Options of new groups.
@@ -36,29 +36,13 @@ pub(super) fn build(
         let kept = old.as_ref().and_then(|old| Some((old, same_group(old.graph, graph, g)?)));
         groups.push(match kept {
             Some((old, before)) => old.groups[before].clone(),
-            None => {
-                check_carries(graph, g, old.as_ref())?;
-                fresh(stream, graph, &layout, g, new)?
-            }
+            None => fresh(stream, graph, &layout, g, new)?,
         });
     }
     if let Some(old) = old {
         carry_over(stream, &old, &GraphWeights { graph, groups: &groups })?;
     }
     Ok(groups)
-}
-
-/// Adam counts its steps per group, so a parameter can neither join nor leave a group that Adam
-/// updates.
-fn check_carries(graph: &Graph, g: usize, old: Option<&GraphWeights<'_>>) -> Result<()> {
-    let adam = |group: &GroupSpec| matches!(group.optimiser, Optimiser::Adam(_));
-    let Some(old) = old else { return Ok(()) };
-    if !adam(&graph.groups[g]) && !old.graph.groups.iter().any(adam) {
-        return Ok(());
-    }
-    let expected = "groups with SGD, or the same parameters as before";
-    let got = format!("group `{}` with others, and Adam", graph.groups[g].name);
-    Err(Error::argument("set_graph", "graph", expected, got))
 }
 
 /// A group with initial values.
@@ -98,7 +82,8 @@ fn upload<T: Element>(to: &Tensor, values: &[T]) -> Result<()> {
 }
 
 /// Copies on the device the state that new groups have in common with the earlier graph: parameters
-/// with their optimiser's state, running statistics, counters.
+/// with their optimiser's state and counts of steps, running statistics, counters. The state of new
+/// parameters is zero, and so is their count of steps.
 fn carry_over(stream: &Stream, old: &GraphWeights<'_>, new: &GraphWeights<'_>) -> Result<()> {
     let mut pieces = vec![];
     let pairs = [(old.parameters()?, new.parameters()?), (old.moments()?, new.moments()?)];

@@ -110,7 +110,7 @@ pub struct Network {
     graph: Arc<Graph>,
     /// The plans of its topology.
     topology: Arc<PlannedGraph>,
-    /// Numbers of the optimisers, `[groups][HYPERPARAMETERS]`, f64.
+    /// Numbers of the optimisers of all groups and variants, `[…][HYPERPARAMETERS]`, f64.
     hyperparameters: Tensor,
     arena: Arenas,
     /// `[configs][slots]`.
@@ -162,7 +162,10 @@ impl Network {
         check_graph(&graph)?;
         options.loss.check(graph.classes())?;
         let own = gpu::loss_source(options.loss.formula());
-        let sources: Vec<_> = gpu::sources(options.precision).into_iter().chain(own).collect();
+        let optimisers =
+            graph.groups.iter().find_map(|group| gpu::optimiser_source(group.optimiser.kind()));
+        let sources = gpu::sources(options.precision).into_iter().chain(own).chain(optimisers);
+        let sources: Vec<_> = sources.collect();
         stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);
         let hyperparameters = groups::hyperparameters(stream, &graph, Owner::Parameters)?;

@@ -311,12 +311,13 @@ impl SequenceNetwork {
         self.weights().moments()?.read_back()
     }
 
-    /// Sets the state of the optimisers. Does not wait.
+    /// Sets the state of the optimisers, also of earlier versions
+    /// ([`Network::load_momentum_dict`](super::Network::load_momentum_dict)). Does not wait.
     ///
     /// # Errors
     /// As [`SequenceNetwork::load_state_dict`].
     pub fn load_momentum_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.weights().moments()?.load(state, true)
+        self.weights().load_moments(state)
     }
 
     /// The graph that it computes.

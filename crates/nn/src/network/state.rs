@@ -1,10 +1,12 @@
 //! Weights and optimiser state in and out of a network, under PyTorch's names (U5).
 
+use std::borrow::Cow;
+
 use meristem_device::{Fill, Tensor, read_back};
 
 use super::{GroupTensors, Network};
 use crate::error::Result;
-use crate::graph::{Graph, Optimiser, ParamKind};
+use crate::graph::{Graph, ParamKind, ParamSpec};
 use crate::layout::{Packing, ParamLayout, packing};
 use crate::state::{HostData, HostTensor, StateDict, elements};
 
@@ -18,9 +20,15 @@ impl Network {
         self.weights().parameters()?.read_back()
     }
 
-    /// State of the optimisers: the momentum of every parameter, under the parameter's name and in
-    /// its shape. A group with Adam has `{parameter}.exp_avg` and `{parameter}.exp_avg_sq` instead,
-    /// and its steps as `{group}.step`. One read-back, which waits for the device.
+    /// State of the optimisers, in the shapes of the parameters. One read-back, which waits for the
+    /// device.
+    ///
+    /// | optimiser | names |
+    /// |---|---|
+    /// | SGD, with Nesterov's momentum or without | `{parameter}` |
+    /// | Adam, AdamW, and Muon's other parameters | `{parameter}.exp_avg`, `.exp_avg_sq`, `.step` |
+    /// | Lion | `{parameter}.exp_avg` |
+    /// | matrices of Muon | `{parameter}.momentum_buffer` |
     ///
     /// # Errors
     /// A failed stream.
@@ -39,16 +47,18 @@ impl Network {
         self.weights().parameters()?.load(state, strict)
     }
 
-    /// Sets the optimiser's state to a result of [`Network::momentum_dict`]. Does not wait.
+    /// Sets the optimiser's state to a result of [`Network::momentum_dict`]. Does not wait. A count
+    /// of steps `{group}.step`, as earlier versions wrote it, is that of all parameters of the
+    /// group.
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.
     pub fn load_momentum_dict(&mut self, state: &StateDict) -> Result<()> {
-        self.weights().moments()?.load(state, true)
+        self.weights().load_moments(state)
     }
 
-    /// Sets all momentum (and Adam's averages and steps) to zero, which resets the optimiser. Does
-    /// not wait.
+    /// Sets all momentum (and averages and counts of steps) to zero, which resets the optimiser.
+    /// Does not wait.
     ///
     /// # Errors
     /// A failed stream.
@@ -140,24 +150,31 @@ impl GraphWeights<'_> {
         let mut entries = vec![];
         for (param, place) in self.graph.params.iter().zip(&layout.params) {
             let group = place.group.index();
-            let suffixes = match self.graph.groups[group].optimiser {
-                Optimiser::Sgd(_) => &[""][..],
-                Optimiser::Adam(_) => &[".exp_avg", ".exp_avg_sq"],
-            };
-            for (part, suffix) in suffixes.iter().enumerate() {
+            let kind = self.graph.groups[group].optimiser.kind();
+            for (part, suffix) in kind.suffixes(param.kind).iter().enumerate() {
                 let start = part * layout.groups[group].values + place.start;
                 let at = (&self.groups[group].momentum, start);
                 let name = format!("{}{suffix}", param.name);
                 entries.push(NamedTensor::packed(name, &param.shape, packing(param), at)?);
             }
         }
-        for (g, step) in layout.steps.iter().enumerate() {
-            if let Some(step) = step {
-                let name = format!("{}.step", self.graph.groups[g].name);
-                entries.push(NamedTensor::counter(name, &self.groups[g].counters, *step)?);
+        let mut seen = vec![0; self.graph.groups.len()];
+        for param in &self.graph.params {
+            let group = param.group.index();
+            let kind = self.graph.groups[group].optimiser.kind();
+            let at = layout.step(param.group, seen[group]);
+            seen[group] += 1;
+            if let Some(at) = at.filter(|_| kind.counts_steps_of(param.kind)) {
+                let (name, counters) = (step_name(&param.name), &self.groups[group].counters);
+                entries.push(NamedTensor::counter(name, counters, at)?);
             }
         }
         Ok(NamedTensors(entries))
+    }
+
+    /// Sets the state of the optimisers, also of versions that counted the steps of a group.
+    pub(super) fn load_moments(&self, state: &StateDict) -> Result<()> {
+        self.moments()?.load(&with_steps_of_parameters(self.graph, state), true)
     }
 
     /// Sets the optimisers' state to zero, including the elements between the parameters.
@@ -215,6 +232,34 @@ impl NamedTensors {
         }
         Ok(())
     }
+}
+
+/// Name of a count of steps.
+fn step_name(of: &str) -> String {
+    format!("{of}.step")
+}
+
+/// The state with a count of steps for each parameter: earlier versions counted the steps of each
+/// group.
+fn with_steps_of_parameters<'a>(graph: &Graph, state: &'a StateDict) -> Cow<'a, StateDict> {
+    let mut state = Cow::Borrowed(state);
+    for (g, group) in graph.groups.iter().enumerate() {
+        let (kind, name) = (group.optimiser.kind(), step_name(&group.name));
+        let of_group = |param: &&ParamSpec| param.group.index() == g;
+        let counted: Vec<_> = graph.params.iter().filter(of_group).collect();
+        let is_name = |param: &&ParamSpec| step_name(&param.name) == name;
+        if !kind.counts_steps() || counted.iter().any(is_name) {
+            continue;
+        }
+        if let Some(steps) = state.get(&name).cloned() {
+            let state = state.to_mut();
+            state.0.remove(&name);
+            for param in counted.iter().filter(|param| kind.counts_steps_of(param.kind)) {
+                state.0.entry(step_name(&param.name)).or_insert_with(|| steps.clone());
+            }
+        }
+    }
+    state
 }
 
 /// A packed tensor in PyTorch's shape.

@@ -71,7 +71,8 @@ impl Network {
     /// not read them.
     pub fn statistics(&self) -> impl Iterator<Item = (&Tensor, &Tensor)> {
         let both = self.groups.iter().map(|group| (&group.state, &group.counters));
-        both.filter(|(state, counters)| state.numel() + counters.numel() > 0)
+        // Counters without statistics are counts of an optimiser's steps.
+        both.filter(|(state, _)| state.numel() > 0)
     }
 
     /// An observation of this batch, which the network is then ready for.

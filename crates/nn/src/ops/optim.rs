@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use super::operand::{Signature, StepOperands, f32s, f64s, i64s};
+use super::operand::{Signature, SliceMut, StepOperands, f32s, f64s, i64s, scratch};
 use crate::graph::{HYPERPARAMETERS, OptimiserKind};
 use crate::kernels::Isa;
-use crate::kernels::optim::{self, AdamConfig, AdamStep, SgdConfig};
+use crate::kernels::muon::{self, MuonMatrix, MuonMemory};
+use crate::kernels::optim::{self, AdamConfig, AdamStep, LionConfig, MuonConfig, SgdConfig};
 use crate::kernels::parts;
 use crate::metrics;
 
@@ -35,15 +36,19 @@ pub enum OptimOp {
         tensors: Vec<Range<usize>>,
     },
     /// Reads gradient, clip coefficient, and the numbers of the optimiser (f64); updates the
-    /// parameters, the optimiser's state, and Adam's count of steps (i64; absent for SGD).
+    /// parameters, the optimiser's state, and the count of steps of each range (i64; absent for an
+    /// optimiser that does not count).
     Update {
         /// Elements of the group.
         len: usize,
         /// The update rule.
         optimiser: OptimiserKind,
-        /// Elements to update, in as few ranges as possible. Lanes between two parameters are zero
-        /// and stay so.
+        /// Elements to update: in as few ranges as possible, or, if the optimiser counts steps, one
+        /// range for each parameter of the group, which is empty if the parameter has no gradient
+        /// or is one of `matrices`. Lanes between two parameters are zero and stay so.
         runs: Vec<Range<usize>>,
+        /// Parameters that Muon updates.
+        matrices: Vec<MuonMatrix>,
     },
 }
 
@@ -58,10 +63,13 @@ impl OptimOp {
                 Signature::new(&[gradient, numbers], &[f64s(metrics::GROUP_LEN), f32s(1)])
             }
             OptimOp::Clip { .. } => Signature::new(&[], &[gradient, f32s(1)]),
-            OptimOp::Update { optimiser, .. } => {
+            OptimOp::Update { optimiser, runs, matrices, .. } => {
                 let moments = f32s(optimiser.moments() * len);
-                let steps = i64s(usize::from(*optimiser == OptimiserKind::Adam));
-                Signature::new(&[gradient, f32s(1), numbers], &[gradient, moments, steps])
+                let steps = i64s(if optimiser.counts_steps() { runs.len() } else { 0 });
+                let writes = [gradient, moments, steps];
+                let room = matrices.iter().map(MuonMatrix::scratch_len).max().unwrap_or(0);
+                let writes = [&writes[..], &[scratch(room)][..usize::from(room > 0)]].concat();
+                Signature::new(&[gradient, f32s(1), numbers], &writes)
             }
         }
     }
@@ -89,38 +97,79 @@ impl OptimOp {
                     gradient[tensor.clone()].iter_mut().for_each(|g| *g *= coefficient);
                 }
             }
-            OptimOp::Update { optimiser, runs, .. } => {
-                let ([gradient, clip, numbers], [values, moments, steps]) = operands.split();
-                let numbers: &[f64] = numbers.elements();
-                let steps = steps.elements::<i64>().first_mut().map_or(0, |steps| {
-                    *steps += 1;
-                    *steps
-                });
-                let (gradient, clip): (&[f32], f32) = (gradient.elements(), clip.elements()[0]);
-                let values: &mut [f32] = values.elements();
-                let (first, second) = moments.elements().split_at_mut(values.len());
-                for run in runs {
-                    let (p, g) = (&mut values[run.clone()], &gradient[run.clone()]);
-                    let (m, part) = (&mut first[run.clone()], parts::elements(run.len()));
-                    let each = p.chunks_mut(part).zip(g.chunks(part)).zip(m.chunks_mut(part));
-                    match optimiser {
-                        OptimiserKind::Sgd => {
-                            let sgd = SgdConfig::from_hyperparameters(numbers);
-                            parts::each_alone(each, |((p, g), m)| {
-                                optim::sgd_step(isa, &sgd, clip, p, g, m);
-                            });
-                        }
-                        OptimiserKind::Adam => {
-                            let adam = AdamConfig::from_hyperparameters(numbers);
-                            let step = AdamStep::new(&adam, clip, steps);
-                            let squares = second[run.clone()].chunks_mut(part);
-                            parts::each_alone(each.zip(squares), |(((p, g), m), v)| {
-                                optim::adam_step(isa, &step, p, g, m, v);
-                            });
-                        }
-                    }
-                }
+            OptimOp::Update { optimiser, runs, matrices, .. } => {
+                update(isa, (*optimiser, runs, matrices), operands);
             }
         }
+    }
+}
+
+/// Runs [`OptimOp::Update`] of these ranges and matrices.
+fn update(
+    isa: Isa,
+    (optimiser, runs, matrices): (OptimiserKind, &[Range<usize>], &[MuonMatrix]),
+    StepOperands { reads, writes }: StepOperands<'_>,
+) {
+    let mut writes = writes.into_iter();
+    let mut floats = || writes.next().map_or(&mut [][..], SliceMut::elements::<f32>);
+    let (values, moments) = (floats(), floats());
+    let steps = writes.next().map_or(&mut [][..], SliceMut::elements::<i64>);
+    let room = writes.next().map_or(&mut [][..], SliceMut::elements::<f32>);
+    let (gradient, clip): (&[f32], f32) = (reads[0].elements(), reads[1].elements()[0]);
+    let numbers: &[f64] = reads[2].elements();
+    let (first, second) = moments.split_at_mut(values.len());
+    for (at, run) in runs.iter().enumerate().filter(|(_, run)| !run.is_empty()) {
+        let (p, g) = (&mut values[run.clone()], &gradient[run.clone()]);
+        let (m, part) = (&mut first[run.clone()], parts::elements(run.len()));
+        let each = p.chunks_mut(part).zip(g.chunks(part)).zip(m.chunks_mut(part));
+        match optimiser {
+            OptimiserKind::Sgd => {
+                let sgd = SgdConfig::from_hyperparameters(numbers);
+                parts::each_alone(each, |((p, g), m)| optim::sgd_step(isa, &sgd, clip, p, g, m));
+            }
+            OptimiserKind::Nesterov => {
+                let sgd = SgdConfig::from_hyperparameters(numbers);
+                parts::each_alone(each, |((p, g), m)| {
+                    optim::nesterov_step(isa, &sgd, clip, p, g, m);
+                });
+            }
+            OptimiserKind::Lion => {
+                let lion = LionConfig::from_hyperparameters(numbers);
+                parts::each_alone(each, |((p, g), m)| optim::lion_step(isa, &lion, clip, p, g, m));
+            }
+            OptimiserKind::Adam | OptimiserKind::AdamW | OptimiserKind::Muon => {
+                steps[at] += 1;
+                let step = adam_step(optimiser, numbers, (clip, steps[at]));
+                let squares = second[run.clone()].chunks_mut(part);
+                parts::each_alone(each.zip(squares), |(((p, g), m), v)| {
+                    optim::adam_step(isa, &step, p, g, m, v);
+                });
+            }
+        }
+    }
+    let muon = MuonConfig::from_hyperparameters(numbers);
+    for matrix in matrices {
+        let of = matrix.range();
+        let memory = MuonMemory {
+            param: &mut values[of.clone()],
+            grad: &gradient[of.clone()],
+            momentum: &mut first[of],
+            scratch: room,
+        };
+        muon::step(isa, matrix, &muon, clip, memory);
+    }
+}
+
+/// The step of Adam, or of the AdamW of the others.
+fn adam_step(optimiser: OptimiserKind, numbers: &[f64], (clip, steps): (f32, i64)) -> AdamStep {
+    match optimiser {
+        OptimiserKind::Adam => {
+            AdamStep::new(&AdamConfig::from_hyperparameters(numbers), clip, steps)
+        }
+        OptimiserKind::Muon => {
+            let MuonConfig { others, .. } = MuonConfig::from_hyperparameters(numbers);
+            AdamStep::decoupled(&others, clip, steps)
+        }
+        _ => AdamStep::decoupled(&AdamConfig::from_hyperparameters(numbers), clip, steps),
     }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use crate::branches;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
 use crate::common::{Random, cuda};
+use crate::golden_optimisers;
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::graph::{BlendMode, Graph};
 use meristem_nn::{
-    HostData, LabelledBatch, Metrics, Network, NetworkFleet, Plans, Snapshot, StateDict,
+    HostData, Isa, LabelledBatch, Metrics, Network, NetworkFleet, Plans, Snapshot, StateDict,
 };
 
 const BATCH: usize = 6;
@@ -57,6 +58,22 @@ fn apart(a: &StateDict, b: &StateDict) -> f32 {
         }
     }
     most
+}
+
+/// Every optimiser against PyTorch, with parameters that are new after ten steps.
+#[test]
+fn optimisers_follow_pytorch() {
+    golden_optimisers::check_all(&cuda().stream("env 0"), Isa::detect());
+}
+
+#[test]
+fn optimisers_are_the_same_in_fleets_and_in_halves() {
+    golden_optimisers::check_fleet(&cuda());
+}
+
+#[test]
+fn parameters_have_the_numbers_of_their_variants() {
+    golden_optimisers::check_variants(&cuda().stream("env 0"));
 }
 
 /// Rounding makes a relative difference of about 2⁻²⁴ per term of a gradient's sum, which has at

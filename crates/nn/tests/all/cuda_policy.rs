@@ -21,7 +21,8 @@ const HEADS: [(usize, u32); 3] = [(3, 0b111), (4, 0b110), (2, 0b010)];
 const LOGITS: usize = 9;
 
 fn graph() -> Arc<Graph> {
-    let adam = AdamConfig { lr: 3e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 0.5 };
+    let adam =
+        AdamConfig { lr: 3e-3, betas: [0.9, 0.999], eps: 1e-5, weight_decay: 0.0, clip_norm: 0.5 };
     let vector = |c| Dims { c, h: 1, w: 1 };
     let mut b = GraphBuilder::new(vector(FEATURES), adam);
     let keep = b.another_input(vector(1));

@@ -98,7 +98,7 @@ fn run_adam(file: &golden::File, case: &Value, isa: Isa) {
     let [inputs, outputs] = ["in", "out"].map(|kind| file.tensors(name, kind));
     let number = |key: &str| case[key].as_f64().unwrap() as f32;
     let (lr, eps) = (number("lr"), number("eps"));
-    let adam = AdamConfig { lr, betas: [0.9, 0.999], eps, clip_norm: 1.0 };
+    let adam = AdamConfig { lr, betas: [0.9, 0.999], eps, weight_decay: 0.0, clip_norm: 1.0 };
     let mut param = inputs["param"].values.clone();
     let (mut average, mut square) = (vec![0.0; param.len()], vec![0.0; param.len()]);
     for i in 0..5 {

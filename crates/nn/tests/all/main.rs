@@ -20,6 +20,7 @@ mod fusion;
 mod golden_hosts;
 mod golden_layers;
 mod golden_losses;
+mod golden_optimisers;
 mod golden_recurrent;
 mod gradients;
 mod kernels;

@@ -11,6 +11,7 @@ pub(crate) mod devices;
 pub mod file;
 mod identity;
 mod members;
+mod optimizer;
 mod policy_file;
 pub mod reference;
 mod table;
@@ -26,8 +27,6 @@ use meristem_comm::CommOptions;
 use meristem_control::{HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
 use meristem_data::path_text;
 use meristem_device::{DeviceOptions, Trace};
-use meristem_grow::Optimisers;
-use meristem_nn::graph::SgdConfig;
 
 pub(crate) use self::identity::{
     changed_line, changed_result, first_difference, identity, values_from_before, without_length,
@@ -254,7 +253,8 @@ impl TrainConfig {
     /// from any working directory.
     pub fn resolved_toml(&self) -> String {
         // Relative paths that cannot be made absolute were refused by `check_paths`.
-        let mut written = self.with_absolute_paths().unwrap_or_else(|_| self.clone());
+        let written = self.with_absolute_paths().unwrap_or_else(|_| self.clone());
+        let mut written = written.with_optimizer_numbers();
         written.run_dir = None;
         written.trace = None;
         written.name = Some(self.run_name());
@@ -303,17 +303,6 @@ impl TrainConfig {
     /// Number of ranks that each have a replica of every host.
     pub(crate) fn replicas(&self) -> usize {
         if self.data_parallel { self.ranks() } else { 1 }
-    }
-
-    /// Optimisers of the host, and of its modules, with learning rates scaled by `rate`.
-    pub(crate) fn optimisers(&self, rate: f64) -> Optimisers {
-        let &Self { momentum, weight_decay, .. } = self;
-        let clip_norm = self.clip_norm.norm();
-        let scaled = |lr: f32| (rate * f64::from(lr)) as f32;
-        let usual = Optimisers::default().module;
-        let module = SgdConfig { clip_norm, lr: scaled(usual.lr), ..usual };
-        let lr = scaled(self.lr);
-        Optimisers { host: SgdConfig { lr, momentum, weight_decay, clip_norm }, module }
     }
 
     /// Factor of the learning rates in a step of an episode.
@@ -400,9 +389,9 @@ mod tests {
                 ConfigLayer { max_batches: Some(BatchLimit::Count(0)), ..ConfigLayer::default() },
                 "max-batches",
             ),
-            (ConfigLayer { lr: Some(f32::NAN), ..ConfigLayer::default() }, "lr"),
-            (ConfigLayer { lr: Some(-1.0), ..ConfigLayer::default() }, "lr"),
-            (ConfigLayer { momentum: Some(1.0), ..ConfigLayer::default() }, "momentum"),
+            (ConfigLayer { lr: Some(Some(f32::NAN)), ..ConfigLayer::default() }, "lr"),
+            (ConfigLayer { lr: Some(Some(-1.0)), ..ConfigLayer::default() }, "lr"),
+            (ConfigLayer { momentum: Some(Some(1.0)), ..ConfigLayer::default() }, "momentum"),
             (
                 ConfigLayer { control_split: Some(Some(1.0)), ..ConfigLayer::default() },
                 "control-split",

@@ -12,9 +12,8 @@ use meristem_control::{
 };
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
-use meristem_grow::{Gates, Optimisers, Rules, Tempo};
+use meristem_grow::{Gates, Rules, Tempo};
 use meristem_nn::Precision;
-use meristem_nn::graph::SgdConfig;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -24,8 +23,8 @@ use super::declare::{
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
     CommKind, ControllerKind, EnvNumbers, ExchangeKind, HotScopePolicy, LossKind, LrSchedule,
-    Members, Normalize, PlannedChanges, PolicyStart, Preset, Sampler, Scheduler, Space, Switch,
-    TaskKind, Telemetry, unknown,
+    Members, Normalize, OptimizerKind, ParamGroups, PlannedChanges, PolicyStart, Preset, Sampler,
+    Scheduler, Space, Switch, TaskKind, Telemetry, number_text, unknown,
 };
 use super::value::SettingValue;
 
@@ -56,9 +55,24 @@ const WHOLE_MAX: u64 = i64::MAX as u64;
 /// Maximum number of ranks.
 const RANKS_MAX: u64 = 64;
 
-/// Optimiser of a host.
-fn host() -> SgdConfig {
-    Optimisers::default().host
+/// Maximum gradient norm of a host.
+const CLIP_NORM: f32 = 1.0;
+
+/// Default of a number of the optimisers, such as `0.01 with sgd; 0.0001 with lion`.
+fn numbers_text(flag: &str) -> String {
+    let of = |kind: OptimizerKind| {
+        kind.defaults().flags().into_iter().find(|(known, _)| *known == flag)?.1
+    };
+    let mut each: Vec<(String, Vec<&str>)> = vec![];
+    for (name, kind) in OptimizerKind::NAMES {
+        let Some(number) = of(kind).map(number_text) else { continue };
+        match each.iter_mut().find(|(known, _)| *known == number) {
+            Some((_, names)) => names.push(name),
+            None => each.push((number, vec![name])),
+        }
+    }
+    let each = each.iter().map(|(number, names)| format!("{number} with {}", names.join(", ")));
+    each.collect::<Vec<_>>().join("; ")
 }
 
 /// Rules of short runs: modules blend early, and a small contribution suffices.
@@ -259,8 +273,12 @@ settings! {
         /// round, or env 0 without a control split. Must not exist.
         export: Option<PathBuf> = absent("no additional file"),
             unit("FILE"), scope(SettingScope::Process), train_only();
-        /// Learning rate of the host.
-        lr: f32 = same(host().lr), unit("RATE"), real(0.0, 1e6), of_member();
+        /// Optimiser of hosts and modules: sgd; nesterov, with Nesterov's momentum; adam; adamw,
+        /// with decoupled weight decay; lion; or muon for matrices and kernels of convolutions,
+        /// with adamw for other parameters.
+        optimizer: OptimizerKind = same(OptimizerKind::Sgd), since(11, "sgd"), of_member();
+        /// Learning rate of the host. Modules have it too, except with sgd and nesterov: 0.01.
+        lr: Option<f32> = absent(numbers_text("lr")), unit("RATE"), real(0.0, 1e6), of_member();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
@@ -273,13 +291,36 @@ settings! {
         /// used, except with --data-parallel and a sparse exchange.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
-        /// Momentum of the host.
-        momentum: f32 = same(host().momentum), unit("M"), real(0.0, 0.999_999), of_member();
-        /// Weight decay of the host.
-        weight_decay: f32 = same(host().weight_decay), unit("W"), real(0.0, 1e6), of_member();
+        /// Momentum of the host, with optimizer sgd, nesterov or muon.
+        momentum: Option<f32> = absent(numbers_text("momentum")),
+            unit("M"), real(0.0, 0.999_999), of_member();
+        /// Weight decay of the host; modules have none. sgd, nesterov and adam add it to the
+        /// gradient, the others multiply the parameter by 1 - lr * weight-decay.
+        weight_decay: Option<f32> = absent(numbers_text("weight-decay")),
+            unit("W"), real(0.0, 1e6), of_member();
+        /// Decay of the average of the gradient, with optimizer adam, adamw or muon; weight of the
+        /// average in the step's direction, with lion.
+        beta1: Option<f64> = absent(numbers_text("beta1")),
+            unit("B"), real(0.0, 0.999_999), since(11, None), of_member();
+        /// Decay of the average of the gradient's square, with optimizer adam, adamw or muon; of
+        /// the gradient's average, with lion.
+        beta2: Option<f64> = absent(numbers_text("beta2")),
+            unit("B"), real(0.0, 0.999_999_9), since(11, None), of_member();
+        /// Number that is added to the root of the average square, with optimizer adam, adamw or
+        /// muon.
+        eps: Option<f32> = absent(numbers_text("eps")),
+            unit("EPS"), real(1e-30, 1.0), since(11, None), of_member();
+        /// Learning rate of the parameters that are no matrices, with optimizer muon.
+        adam_lr: Option<f32> = absent(numbers_text("adam-lr")),
+            unit("RATE"), real(0.0, 1e6), since(11, None), of_member();
+        /// Other numbers for some parameters, by name: '*.bias: weight_decay=0; classifier.*:
+        /// lr=0.1x'. * stands for any text; 0.1x is a tenth of the number that the parameter would
+        /// have. The first pattern that matches counts.
+        param_groups: Option<ParamGroups> = absent("none"),
+            unit("GROUPS"), since(11, None), of_member();
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
-        clip_norm: ClipNorm = same(ClipNorm::at(host().clip_norm)), unit("NORM"), of_member();
+        clip_norm: ClipNorm = same(ClipNorm::at(CLIP_NORM)), unit("NORM"), of_member();
         /// Task: auto, classify, multilabel or regress. auto: classify for classes, multilabel for
         /// several labels, regress for numbers. Its score is the accuracy, micro-F1 or R².
         task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto");

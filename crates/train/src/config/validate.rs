@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 /// [`Error::Value`] names a setting, its value and the accepted values.
 pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     check_folds(config)?;
+    config.check_optimizer()?;
     if config.controller != ControllerKind::None && config.control_share() == 0.0 {
         let expected = "above 0, because the controller judges modules on the control split";
         return Err(Error::value("control-split", 0, expected));

@@ -12,7 +12,7 @@ use crate::settings::{ControllerKind, TaskKind};
 const SIZE_MAX: usize = 65_536;
 
 /// Settings of learners. The others are of runs: of datasets, controllers, and run folders.
-pub const SETTINGS: [&str; 32] = [
+pub const SETTINGS: [&str; 38] = [
     "preset",
     "seed",
     "steps",
@@ -21,11 +21,17 @@ pub const SETTINGS: [&str; 32] = [
     "envs",
     "init",
     "start_topology",
+    "optimizer",
     "lr",
     "lr_schedule",
     "lr_warmup",
     "momentum",
     "weight_decay",
+    "beta1",
+    "beta2",
+    "eps",
+    "adam_lr",
+    "param_groups",
     "clip_norm",
     "task",
     "devices",

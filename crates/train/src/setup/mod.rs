@@ -440,7 +440,10 @@ impl Setup {
     /// The graph of the host of an env, with the env's optimisers and learning rates scaled by
     /// `rate`.
     pub(crate) fn graph(&self, env: usize, host: &Host, rate: f64) -> Result<Arc<Graph>> {
-        Ok(Arc::new(host.graph(&self.member(env).config.optimisers(rate))?))
+        let config = &self.member(env).config;
+        let mut graph = host.graph(&config.optimisers(rate))?;
+        config.vary_optimisers(&mut graph, rate)?;
+        Ok(Arc::new(graph))
     }
 
     /// The graph of a host without its live modules, as a snapshot stores it.

@@ -335,7 +335,7 @@ fn a_collapsed_host_is_rolled_back() {
         steps: Some(7),
         batch: Some(32),
         max_batches: Some(BatchLimit::Count(40)),
-        lr: Some(0.05),
+        lr: Some(Some(0.05)),
         control_split: Some(Some(0.02)),
         ..flags(&run, ControllerKind::None)
     };
@@ -400,7 +400,7 @@ fn an_untrainable_env_ends_the_run_and_leaves_a_readable_folder() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("run");
     let absurd = ConfigLayer {
-        lr: Some(1e6),
+        lr: Some(Some(1e6)),
         max_batches: Some(BatchLimit::Count(40)),
         // More steps than the run reaches before it fails.
         steps: Some(10_000),
@@ -427,7 +427,7 @@ fn an_untrainable_env_ends_the_run_and_leaves_a_readable_folder() {
     for steps in [1, 2] {
         let short = folder.path().join(format!("short-{steps}"));
         let absurd = ConfigLayer {
-            lr: Some(1e6),
+            lr: Some(Some(1e6)),
             max_batches: Some(BatchLimit::Count(40)),
             steps: Some(steps),
             rounds: Some(3),

@@ -22,6 +22,7 @@ mod elementwise;
 mod fused;
 mod loss;
 mod lstm;
+mod muon;
 mod norm;
 mod optim;
 mod over_pixels;
@@ -37,6 +38,7 @@ use bytemuck::Pod;
 use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece};
 use smallvec::SmallVec;
 
+use crate::graph::OptimiserKind;
 use crate::ops::loss::LossFormula;
 use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
@@ -215,7 +217,7 @@ static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
 /// All kernels of all families, with products of this precision, except the kernels of losses that
-/// [`loss_source`] has.
+/// [`loss_source`] has, and of optimisers that [`optimiser_source`] has.
 pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
     let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
     SOURCES.into_iter().chain(products).collect()
@@ -224,6 +226,11 @@ pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
 /// Kernels of a loss other than cross-entropy, which only networks with this loss load.
 pub(crate) fn loss_source(formula: LossFormula) -> Option<&'static KernelSource> {
     loss::source_of(formula)
+}
+
+/// Kernels of Muon, which only networks with this optimiser load.
+pub(crate) fn optimiser_source(kind: OptimiserKind) -> Option<&'static KernelSource> {
+    (kind == OptimiserKind::Muon).then_some(&muon::SOURCE)
 }
 
 /// The calls that carry out an operation.

@@ -1,11 +1,11 @@
-// Gradient norms, clipping, SGD and Adam (kernels/optim.rs, metrics.rs) over ranges of a group's
+// Gradient norms, clipping and optimisers (kernels/optim.rs, metrics.rs) over ranges of a group's
 // elements. Each range is cut into chunks; a block has one.
 #include "nn.cuh"
 
 // Numbers of an optimiser, f64 (`Optimiser::hyperparameters`).
 const u32 CLIP_NORM = 0, RATE = 1;
 const u32 SGD_MOMENTUM = 2, SGD_DECAY = 3;
-const u32 ADAM_BETA1 = 2, ADAM_BETA2 = 3, ADAM_EPS = 4;
+const u32 BETA1 = 2, BETA2 = 3, EPS = 4, DECAY = 5;
 
 // Ranges of elements, in order.
 struct Ranges {
@@ -19,6 +19,7 @@ struct Ranges {
 struct Part {
     i64 start;
     u32 len;
+    u32 range;
 };
 
 // The part of this block: in the last range that begins with it or an earlier block.
@@ -33,7 +34,7 @@ __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
         }
     }
     u32 before = (blockIdx.x - ranges.block[low]) * chunk, len = ranges.len[low] - before;
-    return {(i64)ranges.start[low] + before, len < chunk ? len : chunk};
+    return {(i64)ranges.start[low] + before, len < chunk ? len : chunk, low};
 }
 
 // Elements of a block that updates, and of one of its threads: all are loaded before any is
@@ -173,6 +174,49 @@ extern "C" __global__ void __launch_bounds__(256)
     write(p, values, part);
 }
 
+extern "C" __global__ void __launch_bounds__(256)
+    nesterov(Span<const float> gradient, Span<const float> clip, Span<const double> numbers,
+             Span<float> values, Span<float> momentum, const __grid_constant__ Ranges ranges) {
+    locate(gradient, clip, numbers, values, momentum);
+    float factor = clip[0], rate = (float)numbers[RATE];
+    float keep = (float)numbers[SGD_MOMENTUM], decay = (float)numbers[SGD_DECAY];
+    Part part = part_of(ranges, CHUNK);
+    Four gradients(gradient, part), p({values.data, values.len}, part);
+    Four b({momentum.data, momentum.len}, part);
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) {
+        float g = factor * gradients.v[k] + decay * p.v[k];
+        b.v[k] = keep * b.v[k] + g;
+        p.v[k] = p.v[k] - rate * (g + keep * b.v[k]);
+    }
+    write(b, momentum, part);
+    write(p, values, part);
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    lion(Span<const float> gradient, Span<const float> clip, Span<const double> numbers,
+         Span<float> values, Span<float> average, const __grid_constant__ Ranges ranges) {
+    locate(gradient, clip, numbers, values, average);
+    float factor = clip[0], rate = (float)numbers[RATE];
+    float first = (float)numbers[BETA1], share1 = (float)(1.0 - numbers[BETA1]);
+    float second = (float)numbers[BETA2], share2 = (float)(1.0 - numbers[BETA2]);
+    float keep = (float)(1.0 - numbers[RATE] * numbers[DECAY]);
+    Part part = part_of(ranges, CHUNK);
+    Four gradients(gradient, part), p({values.data, values.len}, part);
+    Four m({average.data, average.len}, part);
+#pragma unroll
+    for (u32 k = 0; k < EACH; ++k) {
+        float g = factor * gradients.v[k];
+        float direction = first * m.v[k] + share1 * g;
+        // 0 and NaN are their own signs.
+        float sign = direction > 0.0f ? 1.0f : direction < 0.0f ? -1.0f : direction;
+        p.v[k] = keep * p.v[k] - rate * sign;
+        m.v[k] = second * m.v[k] + share2 * g;
+    }
+    write(m, average, part);
+    write(p, values, part);
+}
+
 // xⁿ by squares, n > 0. Its rounding errors beyond `pow`'s disappear when the result becomes an
 // f32.
 __device__ double power(double x, i64 n) {
@@ -184,36 +228,49 @@ __device__ double power(double x, i64 n) {
     return y;
 }
 
-// Counts a step of Adam, and finds its rate and root (`AdamStep`), which are the same for all
-// elements.
-extern "C" __global__ void __launch_bounds__(32)
-    adam_begin(Span<const double> numbers, Span<i64> steps, Span<float> corrections) {
+// Ranges of Adam: each is a parameter, which has a count of steps.
+struct Adam {
+    u32 rate;       // number with the learning rate
+    u32 decoupled;  // whether weight decay is that of AdamW
+    Ranges ranges;
+};
+
+// Counts a step of each range with elements, and finds its rate and root (`AdamStep`), which are
+// the same for all its elements.
+extern "C" __global__ void __launch_bounds__(128)
+    adam_begin(Span<const double> numbers, Span<i64> steps, Span<float> corrections,
+               const __grid_constant__ Adam of) {
     locate(numbers, steps, corrections);
-    if (first() != 0) return;
-    i64 step = steps[0] + 1;
-    steps[0] = step;
-    corrections[0] = (float)(numbers[RATE] / (1.0 - power(numbers[ADAM_BETA1], step)));
-    corrections[1] = (float)sqrt(1.0 - power(numbers[ADAM_BETA2], step));
+    u32 range = threadIdx.x;
+    if (range >= of.ranges.count || of.ranges.len[range] == 0) return;
+    i64 step = steps[range] + 1;
+    steps[range] = step;
+    float rate = (float)(numbers[of.rate] / (1.0 - power(numbers[BETA1], step)));
+    corrections[2 * range] = rate;
+    corrections[2 * range + 1] = (float)sqrt(1.0 - power(numbers[BETA2], step));
 }
 
 extern "C" __global__ void __launch_bounds__(256)
     adam(Span<const float> gradient, Span<const float> clip, Span<const double> numbers,
          Span<const float> corrections, Span<float> values, Span<float> average,
-         Span<float> square, const __grid_constant__ Ranges ranges) {
+         Span<float> square, const __grid_constant__ Adam of) {
     locate(gradient, clip, numbers, corrections, values, average, square);
-    float factor = clip[0], rate = corrections[0], root = corrections[1];
-    double first = numbers[ADAM_BETA1], second = numbers[ADAM_BETA2];
+    Part part = part_of(of.ranges, CHUNK);
+    float factor = clip[0];
+    float rate = corrections[2 * part.range], root = corrections[2 * part.range + 1];
+    double first = numbers[BETA1], second = numbers[BETA2];
     float share1 = (float)(1.0 - first), share2 = (float)(1.0 - second);
-    float decay = (float)second, eps = (float)numbers[ADAM_EPS];
-    Part part = part_of(ranges, CHUNK);
+    float decay = (float)second, eps = (float)numbers[EPS];
+    float penalty = of.decoupled ? 0.0f : (float)numbers[DECAY];
+    float keep = of.decoupled ? (float)(1.0 - numbers[of.rate] * numbers[DECAY]) : 1.0f;
     Four gradients(gradient, part), p({values.data, values.len}, part);
     Four m({average.data, average.len}, part), v({square.data, square.len}, part);
 #pragma unroll
     for (u32 k = 0; k < EACH; ++k) {
-        float g = factor * gradients.v[k];
+        float g = factor * gradients.v[k] + penalty * p.v[k];
         m.v[k] += share1 * (g - m.v[k]);
         v.v[k] = decay * v.v[k] + share2 * g * g;
-        p.v[k] -= rate * (m.v[k] / (sqrtf(v.v[k]) / root + eps));
+        p.v[k] = keep * p.v[k] - rate * (m.v[k] / (sqrtf(v.v[k]) / root + eps));
     }
     write(m, average, part);
     write(v, square, part);

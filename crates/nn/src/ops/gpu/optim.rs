@@ -2,15 +2,15 @@
 //!
 //! Ranges of elements go by value, [`RANGES`] in a call. The scratch of a measurement is, in f64,
 //! the sum over the tensors of earlier calls, then the sum of squares of each chunk; the scratch of
-//! Adam's step is its rate and its root, in f32.
+//! an optimiser that counts steps is the rate and the root of each parameter, in f32, then the
+//! matrices of [`muon`].
 
 use std::ops::Range;
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand};
-use smallvec::smallvec;
 
-use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use super::{Emission, READ, WRITE, emitted, kernel, muon, plain, read, source, write};
 use crate::graph::OptimiserKind;
 use crate::ops::OptimOp;
 
@@ -27,9 +27,12 @@ static NORMS: Kernel =
 static CLIP: Kernel = kernel::<Ranges>(&SOURCE, "clip", &[WRITE, READ]);
 static CLIPPED: Kernel = kernel::<()>(&SOURCE, "clipped", &[WRITE]);
 static SGD: Kernel = kernel::<Ranges>(&SOURCE, "sgd", &[READ, READ, NUMBERS, WRITE, WRITE]);
-static ADAM_BEGIN: Kernel = kernel::<()>(&SOURCE, "adam_begin", &[NUMBERS, STEPS, WRITE]);
+static NESTEROV: Kernel =
+    kernel::<Ranges>(&SOURCE, "nesterov", &[READ, READ, NUMBERS, WRITE, WRITE]);
+static LION: Kernel = kernel::<Ranges>(&SOURCE, "lion", &[READ, READ, NUMBERS, WRITE, WRITE]);
+static ADAM_BEGIN: Kernel = kernel::<Adam>(&SOURCE, "adam_begin", &[NUMBERS, STEPS, WRITE]);
 static ADAM: Kernel =
-    kernel::<Ranges>(&SOURCE, "adam", &[READ, READ, NUMBERS, READ, WRITE, WRITE, WRITE]);
+    kernel::<Adam>(&SOURCE, "adam", &[READ, READ, NUMBERS, READ, WRITE, WRITE, WRITE]);
 
 const THREADS: u32 = 256;
 
@@ -47,6 +50,14 @@ struct Ranges {
     start: [u32; RANGES],
     len: [u32; RANGES],
     block: [u32; RANGES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct Adam {
+    rate: u32,
+    decoupled: u32,
+    ranges: Ranges,
 }
 
 #[repr(C)]
@@ -84,8 +95,11 @@ pub(super) fn scratch(op: &OptimOp) -> usize {
         OptimOp::Measure { tensors, .. } => {
             2 + 2 * tensors.iter().map(|tensor| chunks(tensor, SUM_CHUNK)).sum::<usize>()
         }
-        OptimOp::Clip { .. } | OptimOp::Update { optimiser: OptimiserKind::Sgd, .. } => 0,
-        OptimOp::Update { optimiser: OptimiserKind::Adam, .. } => 2,
+        OptimOp::Clip { .. } => 0,
+        OptimOp::Update { optimiser, runs, matrices, .. } => {
+            let counted = if optimiser.counts_steps() { 2 * runs.len() } else { 0 };
+            counted + muon::scratch(matrices)
+        }
     }
 }
 
@@ -98,15 +112,31 @@ pub(super) fn emit(op: &OptimOp) -> Emission {
             });
             clip.chain([plain(Call::new(&CLIPPED, 1, 32), &[write(1)])]).collect()
         }
-        OptimOp::Update { optimiser: OptimiserKind::Sgd, runs, .. } => {
-            let operands = [read(0), read(1), read(2), write(0), write(1)];
-            let step = tables(runs, CHUNK).map(|(ranges, blocks)| {
-                emitted(Call::new(&SGD, blocks, THREADS), &operands, ranges)
-            });
-            step.collect()
-        }
-        OptimOp::Update { optimiser: OptimiserKind::Adam, runs, len } => adam(runs, *len),
+        OptimOp::Update { optimiser, runs, matrices, len } => match optimiser {
+            OptimiserKind::Sgd => each_range(&SGD, runs),
+            OptimiserKind::Nesterov => each_range(&NESTEROV, runs),
+            OptimiserKind::Lion => each_range(&LION, runs),
+            OptimiserKind::Adam => adam((RATE, false), runs, *len),
+            OptimiserKind::AdamW => adam((RATE, true), runs, *len),
+            OptimiserKind::Muon => {
+                let mut calls = adam((OTHERS_RATE, true), runs, *len);
+                calls.extend(muon::emit(matrices, 2 * runs.len(), *len));
+                calls
+            }
+        },
     }
+}
+
+/// Numbers with the learning rates of Adam, and of the AdamW of Muon.
+const RATE: u32 = 1;
+const OTHERS_RATE: u32 = 7;
+
+/// The calls of an optimiser with one number of state for each element.
+fn each_range(kernel: &'static Kernel, runs: &[Range<usize>]) -> Emission {
+    let operands = [read(0), read(1), read(2), write(0), write(1)];
+    let step = tables(runs, CHUNK)
+        .map(|(ranges, blocks)| emitted(Call::new(kernel, blocks, THREADS), &operands, ranges));
+    step.collect()
 }
 
 /// The squares of all chunks, then the norms of the tensors, in order.
@@ -143,16 +173,20 @@ fn measure(tensors: &[Range<usize>], norm_factor: f32) -> Emission {
     calls
 }
 
-/// The step's count and corrections, then the step.
-fn adam(runs: &[Range<usize>], len: usize) -> Emission {
-    let corrections = write(3).part(0, 2);
+/// Counts and corrections of the parameters' steps, then the steps.
+fn adam((rate, decoupled): (u32, bool), runs: &[Range<usize>], len: usize) -> Emission {
     let (average, square) = (write(1).part(0, len), write(1).part(len, len));
-    let operands = [read(0), read(1), read(2), corrections, write(0), average, square];
-    let begin = [read(2), write(2), corrections];
-    let mut calls: Emission = smallvec![plain(Call::new(&ADAM_BEGIN, 1, 32), &begin)];
-    calls.extend(
-        tables(runs, CHUNK)
-            .map(|(ranges, blocks)| emitted(Call::new(&ADAM, blocks, THREADS), &operands, ranges)),
-    );
+    let mut calls = Emission::new();
+    for (n, (ranges, blocks)) in tables(runs, CHUNK).enumerate().filter(|(_, (_, b))| *b > 0) {
+        let (first, count) = (n * RANGES, ranges.count as usize);
+        // Parts begin at elements counted in f32; counts of steps are twice as large.
+        let (steps, corrections) = (write(2).part(2 * first, count), write(3));
+        let corrections = corrections.part(2 * first, 2 * count);
+        let values = Adam { rate, decoupled: decoupled.into(), ranges };
+        let begin = [read(2), steps, corrections];
+        calls.push(emitted(Call::new(&ADAM_BEGIN, 1, 128), &begin, values));
+        let operands = [read(0), read(1), read(2), corrections, write(0), average, square];
+        calls.push(emitted(Call::new(&ADAM, blocks, THREADS), &operands, values));
+    }
     calls
 }

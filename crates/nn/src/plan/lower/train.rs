@@ -5,9 +5,11 @@ use std::sync::Arc;
 
 use meristem_device::DType;
 
-use crate::graph::{GroupId, HYPERPARAMETERS, NodeId, NodeOp};
+use crate::graph::{GroupId, HYPERPARAMETERS, NodeId, NodeOp, OptimiserKind};
+use crate::kernels::muon::MuonMatrix;
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::Sampler;
+use crate::layout::packing;
 use crate::metrics;
 use crate::ops::loss::BatchLoss;
 use crate::ops::ppo::PpoPass;
@@ -116,31 +118,60 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
         let memories = [(Space::Values(id), size.values), (Space::Momentum(id), size.moments)];
         let [values, moments] =
             memories.map(|(space, len)| b.fixed(SpaceSpan::new(space, DType::F32, 0, len)));
-        let steps = b.layout.steps[group].map_or(ValueId::NONE, |step| {
-            b.fixed(SpaceSpan::new(Space::Counters(id), DType::I64, step, 1))
-        });
-        let (len, runs) = (size.values, joined(&tensors(b, group)));
-        let (optimiser, numbers) =
-            (b.graph.groups[group].optimiser.kind(), hyperparameters(b, group));
-        let op = OptimOp::Update { len, optimiser, runs };
-        b.emit(op, &[gradient, clip, numbers], &[values, moments, steps]);
+        let optimiser = b.graph.groups[group].optimiser.kind();
+        for variant in 0..=b.graph.groups[group].variants.len() {
+            let (runs, matrices) = updated(b, (group, variant), optimiser);
+            if runs.iter().all(Range::is_empty) && matrices.is_empty() {
+                continue;
+            }
+            let numbers = hyperparameters(b, group, variant);
+            let steps = b.layout.steps[group].clone().map_or(ValueId::NONE, |steps| {
+                b.fixed(SpaceSpan::new(Space::Counters(id), DType::I64, steps.start, steps.len()))
+            });
+            let op = OptimOp::Update { len: size.values, optimiser, runs, matrices };
+            b.emit(op, &[gradient, clip, numbers], &[values, moments, steps]);
+        }
     }
+}
+
+/// Ranges and matrices of the update of a group's parameters of one variant.
+fn updated(
+    b: &PlanBuilder<'_>,
+    (group, variant): (usize, usize),
+    optimiser: OptimiserKind,
+) -> (Vec<Range<usize>>, Vec<MuonMatrix>) {
+    if !optimiser.counts_steps() {
+        return (joined(&tensors(b, group, Some(variant))), vec![]);
+    }
+    let (mut runs, mut matrices) = (vec![], vec![]);
+    let params = b.graph.params.iter().zip(&b.layout.params).zip(&b.trained);
+    for ((param, place), trained) in params.filter(|((p, _), _)| p.group.index() == group) {
+        let is_matrix = !optimiser.counts_steps_of(param.kind);
+        let trained = *trained && param.variant == variant;
+        if trained && is_matrix {
+            matrices.push(packing(param).matrix(place.start));
+        }
+        let end = if trained && !is_matrix { place.range().end } else { place.start };
+        runs.push(place.start..end);
+    }
+    (runs, matrices)
 }
 
 /// Emits norm and clip coefficient of a group; returns the coefficient.
 fn measure(b: &mut PlanBuilder<'_>, group: usize, gradient: ValueId) -> ValueId {
     let len = b.layout.groups[group].values;
-    let op = OptimOp::Measure { len, tensors: tensors(b, group), norm_factor: 1.0 };
-    let numbers = hyperparameters(b, group);
+    let op = OptimOp::Measure { len, tensors: tensors(b, group, None), norm_factor: 1.0 };
+    let numbers = hyperparameters(b, group, 0);
     let (row, coefficient) = (b.fixed(metrics::group_span(group)), b.arena(1));
     b.keep([coefficient]);
     b.emit(op, &[gradient, numbers], &[row, coefficient]);
     coefficient
 }
 
-/// The numbers of a group's optimiser.
-fn hyperparameters(b: &mut PlanBuilder<'_>, group: usize) -> ValueId {
-    let start = group * HYPERPARAMETERS;
+/// The numbers of an optimiser of a group.
+fn hyperparameters(b: &mut PlanBuilder<'_>, group: usize, variant: usize) -> ValueId {
+    let before = b.graph.groups[..group].iter().map(|group| group.optimisers().count());
+    let start = (before.sum::<usize>() + variant) * HYPERPARAMETERS;
     b.fixed(SpaceSpan::new(Space::Hyperparameters, DType::F64, start, HYPERPARAMETERS))
 }
 
@@ -195,11 +226,13 @@ fn emit_given(
     outputs.len()
 }
 
-/// The parameters of a group that a gradient reaches, in the group's layout.
-fn tensors(b: &PlanBuilder<'_>, group: usize) -> Vec<Range<usize>> {
+/// The parameters of a group, or of one of its variants, that a gradient reaches, in the group's
+/// layout.
+fn tensors(b: &PlanBuilder<'_>, group: usize, variant: Option<usize>) -> Vec<Range<usize>> {
     let params = b.graph.params.iter().zip(&b.layout.params).zip(&b.trained);
     params
         .filter(|((p, _), trained)| p.group.index() == group && **trained)
+        .filter(|((p, _), _)| variant.is_none_or(|variant| p.variant == variant))
         .map(|((_, place), _)| place.range())
         .collect()
 }

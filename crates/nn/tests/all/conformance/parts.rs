@@ -109,18 +109,19 @@ fn in_columns() -> Vec<Case> {
 fn of_many_elements() -> Vec<Case> {
     let len = 3_000_003;
     let [third, rest] = [0..len / 3, len / 3 + 13..len];
-    let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    let adam =
+        AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, weight_decay: 0.0, clip_norm: 5.0 };
     let optimiser = Optimiser::Adam(adam);
     let runs = vec![third.clone(), rest.clone()];
     let numbers = numbers(optimiser);
     let moments = Data::F32(vec![0.25; optimiser.kind().moments() * len]);
+    let update =
+        OptimOp::Update { len, optimiser: optimiser.kind(), runs: runs.clone(), matrices: vec![] };
     vec![
         case(ElementwiseOp::Fill { len, value: 0.5 }, 0, 0.0),
-        case(OptimOp::Measure { len, tensors: runs.clone(), norm_factor: 1.0 }, 0, 0.0)
+        case(OptimOp::Measure { len, tensors: runs, norm_factor: 1.0 }, 0, 0.0)
             .reading(1, numbers.clone()),
-        case(OptimOp::Update { len, optimiser: optimiser.kind(), runs }, 0, 0.0)
-            .reading(2, numbers)
-            .writing(1, moments),
+        case(update, 0, 0.0).reading(2, numbers).writing(1, moments),
     ]
 }
 

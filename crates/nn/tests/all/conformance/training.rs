@@ -2,8 +2,11 @@
 
 use meristem_device::DType;
 use meristem_nn::MetricsLayout;
-use meristem_nn::graph::{AdamConfig, Optimiser, OptimiserKind, SgdConfig};
+use meristem_nn::graph::{
+    AdamConfig, LionConfig, MuonConfig, Optimiser, OptimiserKind, ParamKind, SgdConfig,
+};
 use meristem_nn::kernels::loss::ElementLoss;
+use meristem_nn::layout::Packing;
 use meristem_nn::ops::loss::{BatchLoss, LossFormula};
 use meristem_nn::ops::{LossOp, OptimOp, Spec, StateOp};
 
@@ -131,7 +134,8 @@ pub(super) fn numbers(of: Optimiser) -> Data {
 /// than a block; very small and very large norms. Sums are f64 throughout.
 pub(super) fn group_cases() -> Vec<Case> {
     let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
-    let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    let adam =
+        AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, weight_decay: 0.0, clip_norm: 5.0 };
     let mut cases = vec![];
     for (count, long) in [(0, 1), (3, 9000), (130, 17), (250, 3000)] {
         let mut tensors = vec![];
@@ -158,15 +162,75 @@ pub(super) fn group_cases() -> Vec<Case> {
         );
         cases.push(case(OptimOp::Clip { len, tensors: tensors.clone() }, 1, 0.0));
         let update = |of: Optimiser| {
-            let op = OptimOp::Update { len, optimiser: of.kind(), runs: tensors.clone() };
+            let runs = tensors.clone();
+            let op = OptimOp::Update { len, optimiser: of.kind(), runs, matrices: vec![] };
             case(op, if of == sgd.into() { 5 } else { 2 }, 2.0).reading(2, numbers(of))
         };
         cases.push(update(sgd.into()));
         let squares = Data::F32((0..2 * len).map(|i| 0.5 + (i % 7) as f32 / 7.0).collect());
         for steps in [0, 1, 1_000_000] {
             let step = update(adam.into()).writing(1, squares.clone());
-            cases.push(step.writing(2, Data::I64(vec![steps])));
+            // The counts of parameters that are not equally old.
+            let counts = (0..count as i64).map(|i| steps + i % 3).collect();
+            cases.push(step.writing(2, Data::I64(counts)));
         }
+        cases.push(update(Optimiser::Nesterov(sgd)));
+        cases.push(update(lion().into()));
+        let decoupled = update(Optimiser::AdamW(AdamConfig { weight_decay: 0.1, ..adam }));
+        let decoupled = decoupled.writing(1, squares.clone());
+        cases.push(decoupled.writing(2, Data::I64(vec![7; count])));
+    }
+    cases.extend(matrix_cases());
+    cases
+}
+
+fn lion() -> LionConfig {
+    LionConfig { lr: 1e-3, betas: [0.9, 0.99], weight_decay: 0.1, clip_norm: 5.0 }
+}
+
+/// Matrices and kernels of all forms, more than a GPU takes in one call; smaller and larger than
+/// its tiles; gradients of all sizes, and of zeros. Sums of products have one order on all
+/// backends. The norm is summed in another order, in f64, so that a factor may differ by a
+/// rounding. An iteration multiplies a difference by at most 3.44, and the update has the factor
+/// 0.02·√3: 3.44⁵·0.035 = 17 roundings of values near 1.
+fn matrix_cases() -> Vec<Case> {
+    let others =
+        AdamConfig { lr: 1e-3, betas: [0.9, 0.95], eps: 1e-10, weight_decay: 0.1, clip_norm: 5.0 };
+    let muon = Optimiser::Muon(MuonConfig { lr: 0.02, momentum: 0.95, others });
+    let shapes: [(&[usize], usize); 6] = [
+        (&[40, 3, 3, 3], 1),
+        (&[17, 1, 3, 3], 17),
+        (&[12, 5, 1, 3], 3),
+        (&[70, 33], 1),
+        (&[33, 70], 1),
+        (&[1, 1], 1),
+    ];
+    let mut cases = vec![];
+    for (count, size) in [(1, 1.0), (6, 1e-6), (70, 1.0), (2, 0.0)] {
+        let (mut matrices, mut runs, mut len) = (vec![], vec![], 0);
+        for (shape, groups) in shapes.into_iter().cycle().take(count) {
+            let kind = match shape.len() {
+                4 => ParamKind::ConvWeight { groups },
+                _ => ParamKind::LinearWeight,
+            };
+            let packing = Packing::new(kind, shape);
+            matrices.push(packing.matrix(len));
+            // A matrix has no range; it is followed by a vector.
+            runs.extend([len..len, len + packing.len()..len + packing.len() + 5]);
+            len += packing.len() + 16;
+        }
+        let mut random = Random(count as u64);
+        let gradient = Data::F32((0..len).map(|_| size * random.unit()).collect());
+        let moments = Data::F32((0..2 * len).map(|i| size * (i % 5) as f32).collect());
+        let steps = Data::I64(vec![3; runs.len()]);
+        let op = OptimOp::Update { len, optimiser: muon.kind(), runs, matrices };
+        cases.push(
+            case(op, 17, 2.0)
+                .reading(0, gradient)
+                .reading(2, numbers(muon))
+                .writing(1, moments)
+                .writing(2, steps),
+        );
     }
     cases
 }
@@ -174,10 +238,14 @@ pub(super) fn group_cases() -> Vec<Case> {
 pub(super) fn training_cases() -> Vec<Case> {
     let of = cross_entropy(6, 10);
     let sgd = SgdConfig { lr: 0.1, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
-    let adam = AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, clip_norm: 5.0 };
+    let adam =
+        AdamConfig { lr: 1e-3, betas: [0.9, 0.999], eps: 1e-5, weight_decay: 0.0, clip_norm: 5.0 };
     let (len, tensors) = (48, vec![0..20, 32..41]);
     let squares = Data::F32((0..96).map(|i| 0.5 + i as f32 / 96.0).collect());
-    let update = |optimiser| OptimOp::Update { len, optimiser, runs: tensors.clone() };
+    let update = |optimiser| {
+        let (runs, matrices) = (tensors.clone(), vec![]);
+        OptimOp::Update { len, optimiser, runs, matrices }
+    };
     // The count of steps, which determines the positions in the ring.
     let counts = Data::F64(vec![1.0, 2.0, 3.0, 4.0]);
     vec![

@@ -12,6 +12,8 @@ mod controller;
 mod exchange;
 mod members;
 mod normalize;
+mod optimizer;
+mod param_groups;
 mod policy_start;
 mod sampler;
 mod scheduler;
@@ -28,6 +30,9 @@ pub use self::controller::ControllerKind;
 pub use self::exchange::ExchangeKind;
 pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
+pub use self::optimizer::OptimizerKind;
+pub(crate) use self::optimizer::{OptimizerNumbers, number_text};
+pub use self::param_groups::{ParamGroup, ParamGroups, Scaled};
 pub use self::policy_start::PolicyStart;
 pub use self::sampler::Sampler;
 pub use self::scheduler::Scheduler;
@@ -53,6 +58,9 @@ mod tests {
         }
         for (name, level) in Telemetry::NAMES {
             assert_eq!(level.to_string(), name);
+        }
+        for (name, optimizer) in OptimizerKind::NAMES {
+            assert_eq!(optimizer.to_string(), name);
         }
         for (name, schedule) in LrSchedule::NAMES {
             assert_eq!(schedule.to_string(), name);

@@ -1,0 +1,230 @@
+//! Optimisers of hosts and modules, from the settings.
+
+use meristem_grow::Optimisers;
+use meristem_nn::graph::{AdamConfig, Graph, LionConfig, MuonConfig, Optimiser, SgdConfig};
+
+use super::table::TrainConfig;
+use super::types::{OptimizerKind, OptimizerNumbers, ParamGroup, Scaled, number_text};
+use crate::error::{Error, Result};
+
+impl TrainConfig {
+    /// The numbers of the optimiser that are set.
+    fn given_numbers(&self) -> OptimizerNumbers {
+        let &Self { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr, .. } = self;
+        OptimizerNumbers { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr }
+    }
+
+    /// The numbers of the optimiser: as set, else its defaults.
+    pub(super) fn optimizer_numbers(&self) -> OptimizerNumbers {
+        self.given_numbers().or(self.optimizer.defaults())
+    }
+
+    /// The settings with the numbers of the optimiser filled in, unless members have other
+    /// optimisers, whose numbers have other defaults.
+    pub(super) fn with_optimizer_numbers(&self) -> Self {
+        let mut members = self.members.iter().flat_map(|members| members.all());
+        if members.any(|member| member.get("optimizer").is_some()) {
+            return self.clone();
+        }
+        let OptimizerNumbers { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr } =
+            self.optimizer_numbers();
+        Self { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr, ..self.clone() }
+    }
+
+    /// Checks that the optimiser has the numbers that are set.
+    ///
+    /// # Errors
+    /// [`Error::Value`] names the number and those that the optimiser has.
+    pub(super) fn check_optimizer(&self) -> Result<()> {
+        let known = self.optimizer.defaults().flags();
+        for ((flag, given), (_, default)) in self.given_numbers().flags().into_iter().zip(known) {
+            if let (Some(number), None) = (given, default) {
+                let flags: Vec<_> = known
+                    .iter()
+                    .filter(|(_, default)| default.is_some())
+                    .map(|(f, _)| *f)
+                    .collect();
+                let expected = format!(
+                    "none with optimizer {}, which has {}",
+                    self.optimizer,
+                    flags.join(", ")
+                );
+                return Err(Error::value(flag, number_text(number), expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Optimisers of the host, and of its modules, with learning rates scaled by `rate`.
+    ///
+    /// A module's optimiser is that of the host without weight decay. With SGD, its learning rate
+    /// and momentum are always those of [`Optimisers::default`].
+    pub(crate) fn optimisers(&self, rate: f64) -> Optimisers {
+        let numbers = self.optimizer_numbers();
+        let of_module = match self.optimizer {
+            OptimizerKind::Sgd | OptimizerKind::Nesterov => self.optimizer.defaults(),
+            _ => numbers,
+        };
+        let module = OptimizerNumbers { weight_decay: Some(0.0), ..of_module };
+        Optimisers { host: self.optimiser(numbers, rate), module: self.optimiser(module, rate) }
+    }
+
+    /// Gives the parameters that `param_groups` names other numbers; learning rates are scaled by
+    /// `rate`.
+    ///
+    /// # Errors
+    /// Never: the optimisers are of one kind.
+    pub(crate) fn vary_optimisers(&self, graph: &mut Graph, rate: f64) -> Result<()> {
+        let Some(groups) = &self.param_groups else { return Ok(()) };
+        Ok(graph.vary_optimisers(|param, optimiser| {
+            let (rule, group) = groups.find(&param.name)?;
+            Some((rule, varied(*optimiser, group, rate)))
+        })?)
+    }
+
+    /// An optimiser with these numbers.
+    fn optimiser(&self, numbers: OptimizerNumbers, rate: f64) -> Optimiser {
+        let clip_norm = self.clip_norm.norm();
+        // A number that an optimiser does not have is not used.
+        let single = |number: Option<f32>| number.unwrap_or_default();
+        let scaled = |lr: Option<f32>| (rate * f64::from(single(lr))) as f32;
+        let (lr, momentum) = (scaled(numbers.lr), single(numbers.momentum));
+        let (weight_decay, eps) = (single(numbers.weight_decay), single(numbers.eps));
+        let betas = [numbers.beta1, numbers.beta2].map(Option::unwrap_or_default);
+        let sgd = SgdConfig { lr, momentum, weight_decay, clip_norm };
+        let adam = AdamConfig { lr, betas, eps, weight_decay, clip_norm };
+        match self.optimizer {
+            OptimizerKind::Sgd => Optimiser::Sgd(sgd),
+            OptimizerKind::Nesterov => Optimiser::Nesterov(sgd),
+            OptimizerKind::Adam => Optimiser::Adam(adam),
+            OptimizerKind::AdamW => Optimiser::AdamW(adam),
+            OptimizerKind::Lion => LionConfig { lr, betas, weight_decay, clip_norm }.into(),
+            OptimizerKind::Muon => {
+                let others = AdamConfig { lr: scaled(numbers.adam_lr), ..adam };
+                MuonConfig { lr, momentum, others }.into()
+            }
+        }
+    }
+}
+
+/// The optimiser with the numbers of a group of parameters. A parameter under Muon has one of two
+/// learning rates, and a group sets both.
+fn varied(optimiser: Optimiser, group: &ParamGroup, rate: f64) -> Optimiser {
+    let lr = |usual: f32| match group.lr {
+        None => usual,
+        Some(Scaled::Value(lr)) => (rate * f64::from(lr)) as f32,
+        Some(Scaled::Factor(factor)) => factor * usual,
+    };
+    let decay = |usual: f32| match group.weight_decay {
+        None => usual,
+        Some(Scaled::Value(decay)) => decay,
+        Some(Scaled::Factor(factor)) => factor * usual,
+    };
+    let sgd =
+        |of: SgdConfig| SgdConfig { lr: lr(of.lr), weight_decay: decay(of.weight_decay), ..of };
+    let adam =
+        |of: AdamConfig| AdamConfig { lr: lr(of.lr), weight_decay: decay(of.weight_decay), ..of };
+    match optimiser {
+        Optimiser::Sgd(of) => Optimiser::Sgd(sgd(of)),
+        Optimiser::Nesterov(of) => Optimiser::Nesterov(sgd(of)),
+        Optimiser::Adam(of) => Optimiser::Adam(adam(of)),
+        Optimiser::AdamW(of) => Optimiser::AdamW(adam(of)),
+        Optimiser::Lion(of) => {
+            LionConfig { lr: lr(of.lr), weight_decay: decay(of.weight_decay), ..of }.into()
+        }
+        Optimiser::Muon(of) => MuonConfig { lr: lr(of.lr), others: adam(of.others), ..of }.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigLayer;
+    use crate::config::types::Members;
+
+    fn config(layer: ConfigLayer) -> Result<TrainConfig> {
+        TrainConfig::resolve(ConfigLayer::default(), layer)
+    }
+
+    fn of(optimizer: OptimizerKind) -> ConfigLayer {
+        ConfigLayer { optimizer: Some(optimizer), ..ConfigLayer::default() }
+    }
+
+    #[test]
+    fn plain_sgd_is_that_of_the_hosts() {
+        let plain = config(ConfigLayer::default()).unwrap();
+        assert_eq!(plain.optimisers(1.0), Optimisers::default());
+        assert_eq!(config(of(OptimizerKind::Sgd)).unwrap().optimisers(1.0), Optimisers::default());
+    }
+
+    #[test]
+    fn numbers_are_as_set_or_those_of_the_optimiser() {
+        let layer = ConfigLayer { beta2: Some(Some(0.95)), ..of(OptimizerKind::AdamW) };
+        let Optimisers { host, module } = config(layer).unwrap().optimisers(0.5);
+        let adam = AdamConfig {
+            lr: 5e-4,
+            betas: [0.9, 0.95],
+            eps: 1e-8,
+            weight_decay: 0.01,
+            clip_norm: 1.0,
+        };
+        assert_eq!(host, Optimiser::AdamW(adam));
+        assert_eq!(module, Optimiser::AdamW(AdamConfig { weight_decay: 0.0, ..adam }));
+        let muon = ConfigLayer { lr: Some(Some(0.1)), ..of(OptimizerKind::Muon) };
+        let Optimiser::Muon(muon) = config(muon).unwrap().optimisers(0.5).host else {
+            panic!("no Muon")
+        };
+        assert_eq!((muon.lr, muon.momentum, muon.others.lr), (0.05, 0.95, 1.5e-4));
+    }
+
+    #[test]
+    fn groups_of_parameters_have_their_numbers() {
+        let groups = "*.bias: weight_decay=0;head.*: lr=0.1x, weight_decay=2x;*: lr=0.3";
+        let layer = ConfigLayer {
+            param_groups: Some(Some(groups.parse().unwrap())),
+            ..of(OptimizerKind::AdamW)
+        };
+        let config = config(layer).unwrap();
+        let Optimiser::AdamW(usual) = config.optimisers(0.5).host else { panic!("no AdamW") };
+        let groups = config.param_groups.unwrap();
+        let numbers = |name: &str| match groups.find(name) {
+            Some((_, group)) => match varied(Optimiser::AdamW(usual), group, 0.5) {
+                Optimiser::AdamW(of) => (of.lr, of.weight_decay),
+                other => panic!("{other:?}"),
+            },
+            None => panic!("{name} is in no group"),
+        };
+        assert_eq!(numbers("head.bias"), (5e-4, 0.0));
+        assert_eq!(numbers("head.weight"), (0.1 * 5e-4, 0.02));
+        assert_eq!(numbers("conv.weight"), (0.15, 0.01));
+    }
+
+    #[test]
+    fn a_number_of_another_optimiser_is_refused() {
+        let layer = ConfigLayer { momentum: Some(Some(0.8)), ..of(OptimizerKind::AdamW) };
+        let message = config(layer).unwrap_err().to_string();
+        for words in ["momentum", "0.8", "adamw, which has lr, weight-decay, beta1, beta2, eps"] {
+            assert!(message.contains(words), "{message}");
+        }
+        let layer = ConfigLayer { beta1: Some(Some(0.8)), ..ConfigLayer::default() };
+        let message = config(layer).unwrap_err().to_string();
+        assert!(message.contains("sgd, which has lr, momentum, weight-decay"), "{message}");
+    }
+
+    #[test]
+    fn settings_of_a_run_have_the_numbers_of_its_optimiser() {
+        let text = config(of(OptimizerKind::Lion)).unwrap().resolved_toml();
+        for line in ["optimizer = \"lion\"", "beta1 = 0.9", "beta2 = 0.99", "weight_decay = 0.0"] {
+            assert!(text.contains(line), "{text}");
+        }
+        assert!(!text.contains("\nmomentum") && !text.contains("\neps"), "{text}");
+        // The numbers of members with other optimisers have other defaults.
+        let members: Members = serde_json::from_str(r#"{"optimizer": ["sgd", "lion"]}"#).unwrap();
+        let layer = ConfigLayer { members: Some(Some(members)), ..ConfigLayer::default() };
+        let config = config(layer).unwrap();
+        assert!(!config.resolved_toml().contains("\nlr ="));
+        let hosts = [0, 1].map(|env| config.of_env(env).optimisers(1.0).host);
+        assert_eq!(hosts[0], Optimisers::default().host);
+        assert!(matches!(hosts[1], Optimiser::Lion(LionConfig { lr: 1e-4, .. })), "{hosts:?}");
+    }
+}
