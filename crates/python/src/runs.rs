@@ -147,6 +147,26 @@ pub(crate) fn resume(
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
+/// The settings of a run, with its members drawn, as the text of its `config.toml`.
+#[pyfunction]
+pub(crate) fn resolved(
+    config: Option<Bound<'_, PyAny>>,
+    given: &Bound<'_, PyDict>,
+) -> PyResult<String> {
+    Ok(settings::resolve(config.as_ref(), given)?.resolved_toml())
+}
+
+/// The members that the scheduler of a run with these settings ends, see [`engine::losers`].
+#[pyfunction]
+pub(crate) fn losers(
+    config: Option<Bound<'_, PyAny>>,
+    given: &Bound<'_, PyDict>,
+    scores: Vec<Vec<f64>>,
+    steps: usize,
+) -> PyResult<Vec<usize>> {
+    Ok(engine::losers(&settings::resolve(config.as_ref(), given)?, &scores, steps))
+}
+
 /// Trains a member of a run again. Returns the new folder's path.
 #[pyfunction]
 pub(crate) fn replay(

@@ -130,5 +130,5 @@ pub use run::{replay, resume, resume_with, run, run_with};
 pub use setup::{dataset_spec, with_policy};
 pub use study::{StudyConfig, compare};
 pub use summary::Summary;
-pub use sweep::EndReason;
+pub use sweep::{EndReason, losers};
 pub use verify::{FileState, VerifiedFile, verify};

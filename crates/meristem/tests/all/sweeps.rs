@@ -107,6 +107,26 @@ fn a_population_is_resumed_and_its_winner_repeated() {
     }
 }
 
+/// A run that stops after some steps and whose members are ended by hand is the run whose scheduler
+/// ends the same members at the same step.
+#[test]
+fn members_end_where_a_run_is_resumed() {
+    let m = with_sweep("halving:3", 5);
+    m.ok("sweep sweep.toml --quiet --run-dir run");
+    let whole = outcome(&m, "run").weights;
+    let made = steps(&m, "run");
+    let losers: Vec<usize> = (0..9).filter(|member| made[*member] == 2).collect();
+    assert_eq!(losers.len(), 6, "{made:?}");
+    let said = m.run("sweep sweep.toml --quiet --scheduler none --stop-after 2 --run-dir parts");
+    assert_eq!(said.code, Some(3), "{}", said.stderr);
+    assert_eq!(steps(&m, "parts"), [2; 9]);
+    let numbers = losers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    m.ok(&format!("train --resume parts --quiet --end-members {numbers}"));
+    assert_eq!(outcome(&m, "parts").weights, whole);
+    assert_eq!(steps(&m, "parts"), made);
+    m.fails("sweep sweep.toml --end-members 1 --run-dir bad", 2, &["only with --resume"]);
+}
+
 /// Rules that end members at other moments, and a space that is sampled in another way.
 #[test]
 fn other_schedulers_end_members_as_well() {

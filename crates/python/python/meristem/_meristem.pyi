@@ -54,6 +54,10 @@ def train(
     on_event: Callable[[dict[str, Any]], object] | None,
     controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
 ) -> Path: ...
+def resolved(config: str | dict[str, Any] | None, given: dict[str, Any]) -> str: ...
+def losers(
+    config: str | dict[str, Any] | None, given: dict[str, Any], scores: list[list[float]], steps: int
+) -> list[int]: ...
 def replay(
     run: str,
     member: int,

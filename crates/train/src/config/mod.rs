@@ -249,7 +249,7 @@ impl TrainConfig {
     }
 
     /// The settings as written to the run folder. Open settings are filled in, paths are absolute,
-    /// and the run folder and the trace are left out, so that the file starts a new run unchanged
+    /// and what belongs to one process is left out, so that the file starts a new run unchanged
     /// from any working directory.
     pub fn resolved_toml(&self) -> String {
         // Relative paths that cannot be made absolute were refused by `check_paths`.
@@ -257,6 +257,7 @@ impl TrainConfig {
         let mut written = written.with_optimizer_numbers();
         written.run_dir = None;
         written.trace = None;
+        (written.stop_after, written.end_members) = (None, None);
         written.name = Some(self.run_name());
         written.slots = Some(self.slots());
         written.control_split = self.folds.is_none().then(|| self.control_share());

@@ -22,8 +22,8 @@ use super::declare::{
 };
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
-    CommKind, ControllerKind, EnvNumbers, ExchangeKind, HotScopePolicy, LossKind, LrSchedule,
-    Members, Normalize, OptimizerKind, ParamGroups, PlannedChanges, PolicyStart, Preset, Sampler,
+    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
+    Normalize, Numbers, OptimizerKind, ParamGroups, PlannedChanges, PolicyStart, Preset, Sampler,
     Scheduler, Space, Switch, TaskKind, Telemetry, number_text, unknown,
 };
 use super::value::SettingValue;
@@ -130,6 +130,11 @@ settings! {
         /// step on: off counts it, warn also logs it, deny ends the run.
         hot_scope: HotScopePolicy = same(HotScopePolicy::default()),
             unit("POLICY"), scope(SettingScope::Process), on_resume();
+        /// Stop at the boundary after this many steps, counted over all rounds, as after Ctrl-C: with a
+        /// checkpoint, from which the run can be resumed.
+        stop_after: Option<usize> = absent("the last step"),
+            unit("STEPS"), whole(1, 1_000_000), scope(SettingScope::Process), since(11, None),
+            train_only(), on_resume();
         /// Write the loss of every batch of every env to the events.
         log_batches: bool = same(false), scope(SettingScope::Run), train_only();
         /// Times and gradient statistics in the events: off, basic, or full, which adds the time of
@@ -255,9 +260,12 @@ settings! {
         /// replay` writes them to train a member of a population again.
         member_changes: Option<PlannedChanges> = absent("none, or those of the scheduler"),
             unit("JSON"), since(11, None), train_only();
+        /// Members that end where the run is resumed, such as 3,8. Only with --resume.
+        end_members: Option<Numbers> = absent("none"),
+            unit("LIST"), scope(SettingScope::Process), since(11, None), train_only(), on_resume();
         /// Numbers of the envs, such as 5,17. Random numbers depend on them: an env has the bits of
         /// the env with its number in a run of more envs with epoch full.
-        env_numbers: Option<EnvNumbers> = absent("0, 1 and so on"),
+        env_numbers: Option<Numbers> = absent("0, 1 and so on"),
             unit("LIST"), since(11, None), train_only();
         /// Weights file that every env starts from: safetensors with PyTorch's names.
         init: Option<PathBuf> = absent("random weights"), unit("FILE");

@@ -28,11 +28,17 @@ impl Begin {
             Begin::New(started) => {
                 let writer = folder.map(|folder| EventWriter::create(folder.directory(), started));
                 let next = StepPosition { round: 0, step: 0 };
-                Begun { writer: writer.transpose()?, next, envs: vec![], extended: None }
+                Begun {
+                    writer: writer.transpose()?,
+                    next,
+                    envs: vec![],
+                    extended: None,
+                    ended: vec![],
+                }
             }
-            Begin::Resumed(Resumed { next, envs, events, extended }) => {
+            Begin::Resumed(Resumed { next, envs, events, extended, ended }) => {
                 let writer = folder.map(|folder| EventWriter::resume(folder.directory(), events));
-                Begun { writer: writer.transpose()?, next, envs, extended }
+                Begun { writer: writer.transpose()?, next, envs, extended, ended }
             }
         };
         folder.map_or(Ok(()), RunFolder::remove_summary)?;
@@ -50,6 +56,8 @@ pub(crate) struct Begun {
     pub(crate) envs: Vec<SavedEnv>,
     /// The extension of the run, if it is extended.
     pub(crate) extended: Option<Extension>,
+    /// Members that end here.
+    pub(crate) ended: Vec<usize>,
 }
 
 /// The part of a checkpoint for this process.
@@ -59,4 +67,6 @@ pub(crate) struct Resumed {
     pub(crate) events: EventsPosition,
     /// The extension of the run, unless the events have it.
     pub(crate) extended: Option<Extension>,
+    /// Members that end here.
+    pub(crate) ended: Vec<usize>,
 }

@@ -87,6 +87,8 @@ impl<'j> Episode<'_, 'j> {
             }
             interrupted = self.step_of_all(&mut population, StepPosition { round, step })?;
             steps += 1;
+            let config = &self.setup.config;
+            interrupted |= config.stop_after == Some(round * config.steps + steps);
             // After the last step of a round, `PreparedRun` writes the checkpoint.
             if steps < self.setup.config.steps {
                 self.checkpoint(&mut population, steps, interrupted)?;

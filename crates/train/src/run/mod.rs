@@ -31,7 +31,7 @@ pub use self::replay::replay;
 pub(crate) use self::resume::resume_on;
 pub use self::resume::{resume, resume_with};
 use crate::config::TrainConfig;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::external::Custom;
 use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
@@ -57,6 +57,9 @@ pub fn run_with(
     custom: impl Into<Custom>,
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
+    if let Some(ended) = &config.end_members {
+        return Err(Error::value("end-members", ended, "none for a new run, only with --resume"));
+    }
     let custom = custom.into();
     let started = Instant::now();
     let mut world = World::join(config.comm, config.comm_options().deadline)?;

@@ -35,7 +35,7 @@ use crate::settings::{CommKind, Member, TaskKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::report;
-use crate::sweep::Sweep;
+use crate::sweep::{Change, EndReason, Sweep};
 
 /// A run that is ready to start.
 pub(crate) struct PreparedRun {
@@ -200,7 +200,7 @@ impl PreparedRun {
             let live = folder.filter(|_| self.setup.config.tensorboard);
             Ok((begun, live.map(|folder| LiveBoard::start(folder.directory())).transpose()?))
         });
-        let (Begun { writer, next, envs, extended }, board) = world.agree(begun)?;
+        let (Begun { writer, next, envs, extended, ended }, board) = world.agree(begun)?;
         if let Some(folder) = folder {
             observer.notice(&Notice::FolderOpened(folder.path()));
         }
@@ -230,6 +230,11 @@ impl PreparedRun {
             _ => journal.notify(&run_started(&self.setup, &self.resources)),
         }
         extended.into_iter().for_each(|extended| journal.announce(Event::RunExtended(extended)));
+        if !ended.is_empty() {
+            let (round, step) = (next.round, next.step.saturating_sub(1));
+            let (reason, left) = (EndReason::Planned.into(), self.sweep.trained().count());
+            journal.announce(Event::MembersEnded { members: ended, round, step, reason, left });
+        }
         let result = self.rounds(folder, world, &mut journal, next, envs);
         if result.is_err() {
             // Other ranks may be in the next epoch, waiting for gradients.
@@ -457,6 +462,7 @@ impl PreparedRun {
             }
             self.sweep = progress.sweep;
         }
+        let ended = self.end_members()?;
         let config = &self.setup.config;
         self.checkpoints.computed = progress.computed;
         self.checkpoints.computed.retain(|stretch| stretch.is_before(progress.next));
@@ -472,7 +478,22 @@ impl PreparedRun {
         let own = self.resources.devices.envs();
         let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
         let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
-        Ok(Resumed { next: progress.next, envs, events: progress.events, extended })
+        Ok(Resumed { next: progress.next, envs, events: progress.events, extended, ended })
+    }
+
+    /// Ends the members that the setting `end_members` names, and returns those that were trained.
+    fn end_members(&mut self) -> Result<Vec<usize>> {
+        let Some(numbers) = &self.setup.config.end_members else { return Ok(vec![]) };
+        let count = self.sweep.members.len();
+        if let Some(unknown) = numbers.all().iter().find(|number| **number >= count) {
+            let expected = format!("members below {count}, the number of members");
+            return Err(Error::value("end-members", unknown, expected));
+        }
+        let mut ended = numbers.all().to_vec();
+        ended.retain(|member| self.sweep.members[*member].ended.is_none());
+        let reason = EndReason::Planned;
+        ended.iter().for_each(|&member| self.sweep.record(&Change::End { member, reason }));
+        Ok(ended)
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::config::declare::SettingScope;
-use crate::config::types::{EnvNumbers, Member, Members, PlannedChange, PlannedChanges, Scheduler};
+use crate::config::types::{Member, Members, Numbers, PlannedChange, PlannedChanges, Scheduler};
 use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         envs: Some(numbers.len()),
         members: Some(Some(Members::new(first).map_err(wrong)?)),
         member_changes: Some(Some(changes(&lineage, began.steps))),
-        env_numbers: Some(Some(EnvNumbers::new(numbers).map_err(wrong)?)),
+        env_numbers: Some(Some(Numbers::new(numbers).map_err(wrong)?)),
         scheduler: Some(Scheduler::None),
         export: None,
         name: None,

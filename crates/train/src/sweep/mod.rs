@@ -64,6 +64,23 @@ impl fmt::Display for EndReason {
     }
 }
 
+/// The members that the scheduler of `config` ends after a step, given the control scores of each
+/// member after its steps so far. `steps` is the number of completed steps; members with fewer
+/// scores have ended before.
+pub fn losers(config: &TrainConfig, scores: &[Vec<f64>], steps: usize) -> Vec<usize> {
+    let member = |scores: &Vec<f64>| MemberState {
+        ended: (scores.len() < steps).then_some(EndReason::Planned),
+        scores: scores.clone(),
+        settings: None,
+    };
+    let sweep = Sweep { members: scores.iter().map(member).collect() };
+    let ended = |change| match change {
+        Change::End { member, .. } => Some(member),
+        Change::Copy { .. } => None,
+    };
+    sweep.changes(config, steps).into_iter().filter_map(ended).collect()
+}
+
 /// State of a member.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct MemberState {

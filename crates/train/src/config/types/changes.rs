@@ -1,5 +1,5 @@
-//! Planned changes of members, and numbers of envs: with them some members of a run can be trained
-//! again without the others (P5, P8).
+//! Planned changes of members, and numbers of envs or members: with them some members of a run can
+//! be trained without the others (P5, P8).
 
 use std::fmt;
 use std::str::FromStr;
@@ -99,12 +99,12 @@ impl fmt::Display for PlannedChanges {
 }
 value_as_text!(PlannedChanges, "a JSON list such as [\"end 3@9\"]");
 
-/// Numbers of envs, on which their random numbers depend. Text form: `5,17`.
+/// Different numbers of envs or members. Text form: `5,17`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct EnvNumbers(Vec<usize>);
+pub struct Numbers(Vec<usize>);
 
-impl EnvNumbers {
+impl Numbers {
     /// Most that a number may be, so that a run may have an env with it.
     const MOST: usize = 4095;
 
@@ -124,31 +124,29 @@ impl EnvNumbers {
         Ok(own)
     }
 
-    /// The number of each env.
+    /// All numbers, in the given order.
     pub fn all(&self) -> &[usize] {
         &self.0
     }
 }
 
-impl FromStr for EnvNumbers {
+impl FromStr for Numbers {
     type Err = BadValue;
 
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let numbers = text.split(',').map(|number| number.trim().parse::<usize>());
         let numbers = numbers.collect::<Result<Vec<_>, _>>();
-        numbers
-            .map_err(|_| BadValue::new(text, "numbers of envs, such as 5,17"))
-            .and_then(Self::new)
+        numbers.map_err(|_| BadValue::new(text, "numbers such as 5,17")).and_then(Self::new)
     }
 }
 
-impl fmt::Display for EnvNumbers {
+impl fmt::Display for Numbers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(","))
     }
 }
-serde_as_text!(EnvNumbers);
-value_as_text!(EnvNumbers, "numbers separated by commas");
+serde_as_text!(Numbers);
+value_as_text!(Numbers, "numbers separated by commas");
 
 #[cfg(test)]
 mod tests {
@@ -179,9 +177,9 @@ mod tests {
 
     #[test]
     fn numbers_of_envs_are_different() {
-        assert_eq!("5,17".parse::<EnvNumbers>().unwrap().to_string(), "5,17");
+        assert_eq!("5,17".parse::<Numbers>().unwrap().to_string(), "5,17");
         for wrong in ["", "5,5", "-1", "4096", "a"] {
-            assert!(wrong.parse::<EnvNumbers>().is_err(), "{wrong}");
+            assert!(wrong.parse::<Numbers>().is_err(), "{wrong}");
         }
     }
 }
