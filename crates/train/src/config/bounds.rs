@@ -78,10 +78,11 @@ fn every_stated_bound_is_accepted_and_nothing_beyond_it() {
     }
 }
 
-/// The `config.toml` of a run has every setting, with the value that the run uses.
+/// The `config.toml` of a run has every setting, with the value that the run uses, except for the
+/// step after which one process stops.
 #[test]
 fn a_bound_is_written_as_it_was_read() {
-    for setting in all() {
+    for setting in all().iter().filter(|setting| setting.key != "stop_after") {
         for (bound, _) in bounds(setting.range) {
             let config = resolved(setting, &bound, GivenAs::Flag).unwrap();
             let text = config.resolved_toml();
