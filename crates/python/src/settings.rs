@@ -63,7 +63,9 @@ fn twice(key: &str) -> PyErr {
 }
 
 fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    let texts = if key == "members" && !value.is_instance_of::<PyString>() {
+    // Their values may be mappings, and lists of lists.
+    let is_nested = ["members", "space", "member_changes"].contains(&key);
+    let texts = if is_nested && !value.is_instance_of::<PyString>() {
         vec![json(key, value)?]
     } else {
         texts(key, value)?
