@@ -130,8 +130,8 @@ settings! {
         /// step on: off counts it, warn also logs it, deny ends the run.
         hot_scope: HotScopePolicy = same(HotScopePolicy::default()),
             unit("POLICY"), scope(SettingScope::Process), on_resume();
-        /// Stop at the boundary after this many steps, counted over all rounds, as after Ctrl-C: with a
-        /// checkpoint, from which the run can be resumed.
+        /// Stop at the boundary after this many steps, counted over all rounds, as after Ctrl-C:
+        /// with a checkpoint, from which the run can be resumed.
         stop_after: Option<usize> = absent("the last step"),
             unit("STEPS"), whole(1, 1_000_000), scope(SettingScope::Process), since(11, None),
             train_only(), on_resume();

@@ -67,17 +67,19 @@ impl Summary {
     /// and members that diverged are last. Empty for a run without members.
     pub fn leaderboard(&self) -> Vec<Place> {
         // Runs of older versions have no numbers; there settings with equal texts are one member.
-        let mut members: Vec<((Option<usize>, &str), Vec<&EnvSummary>)> = vec![];
+        let same = |a: &EnvSummary, b: &EnvSummary| {
+            (a.member_number, &a.member) == (b.member_number, &b.member)
+        };
+        let mut members: Vec<(&str, Vec<&EnvSummary>)> = vec![];
         for env in &self.envs {
             let Some(member) = env.member.as_deref() else { continue };
-            let own = (env.member_number, member);
-            match members.iter_mut().find(|(known, _)| *known == own) {
+            match members.iter_mut().find(|(_, envs)| same(envs[0], env)) {
                 Some((_, envs)) => envs.push(env),
-                None => members.push((own, vec![env])),
+                None => members.push((member, vec![env])),
             }
         }
         let mut places: Vec<Place> =
-            members.iter().map(|((_, member), envs)| Place::new(member, envs)).collect();
+            members.iter().map(|(member, envs)| Place::new(member, envs)).collect();
         let diverged = |place: &Place| {
             place.ended.as_ref().is_some_and(|reason| *reason == EndReason::Diverged)
         };
