@@ -147,13 +147,16 @@ pub(crate) fn resume(
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
-/// The settings of a run, with its members drawn, as the text of its `config.toml`.
+/// The settings of a run, with its members drawn, as in its `config.toml`.
 #[pyfunction]
 pub(crate) fn resolved(
+    py: Python<'_>,
     config: Option<Bound<'_, PyAny>>,
     given: &Bound<'_, PyDict>,
-) -> PyResult<String> {
-    Ok(settings::resolve(config.as_ref(), given)?.resolved_toml())
+) -> PyResult<Py<PyAny>> {
+    let text = settings::resolve(config.as_ref(), given)?.resolved_toml();
+    let table: toml::Table = text.parse().unwrap_or_default();
+    to_python(py, &table)
 }
 
 /// The members that the scheduler of a run with these settings ends, see [`engine::losers`].

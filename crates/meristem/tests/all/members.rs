@@ -82,6 +82,18 @@ fn a_killed_run_resumes_to_the_same_bits_with_any_number_of_workers() {
     m.fails("train --resume run-0 --members lr=0.1", 2, &["--members"]);
 }
 
+/// The slots of a host are those that it has by default, also after a resume.
+#[test]
+fn hosts_of_members_have_slots_of_their_own() {
+    let m = with_images();
+    let run = "train --dataset arrays --data-root images.safetensors --controller random --steps 3 \
+               --batch 32 --quiet --members host=minimal|mlp:8";
+    m.ok(&format!("{run} --run-dir whole"));
+    assert_eq!(m.run(&format!("{run} --run-dir run --stop-after 1")).code, Some(3));
+    m.ok("train --resume run --quiet");
+    assert_eq!(weights(&m, "run"), weights(&m, "whole"));
+}
+
 /// Members are in the summary, in the first event, in the order of their scores at the end, and
 /// weights files can be used as usual.
 #[test]

@@ -9,7 +9,8 @@ from .errors import MeristemError
 from .fleet import Fleet
 from .hosts import Host
 from .learners import Learners
-from .runs import Run, replay, resume, sweep, train, verify
+from .runs import Run, resume, train, verify
+from .sweeps import Sweep, replay, sweep
 
 __all__ = [
     "Array",
@@ -22,6 +23,7 @@ __all__ = [
     "Learners",
     "MeristemError",
     "Run",
+    "Sweep",
     "TopK",
     "__version__",
     "clear_cache",

@@ -129,51 +129,6 @@ def train(
     return Run(_meristem.train(configuration(config), settings, on_event, hook))
 
 
-def sweep(
-    space: str | Mapping[str, Any],
-    *,
-    samples: int,
-    scheduler: str = "none",
-    on_event: Callable[[dict[str, Any]], object] | None = None,
-    **settings: Any,
-) -> Run:
-    """Trains ``samples`` members with settings drawn from ``space``, side by side, and blocks until the
-    run is done. :attr:`Run.leaderboard` ranks them by their control scores.
-
-    ``space`` has a distribution for each setting, such as ``{"lr": {"log_uniform": [1e-3, 1]}}``, or is
-    the text of ``meristem train --space``. ``scheduler`` ends members early or lets them copy others, such
-    as ``"halving:3"``; see ``docs/sweeps.md``. Other settings are those of :func:`train`; by default
-    there is no controller and a fifth of the training samples is the control split.
-
-    Raises:
-        SettingError: A setting is unknown, or its value is invalid.
-        MeristemError: As on the command line.
-    """
-    usual = {"controller": "none", "control_split": 0.2}
-    chosen = {"space": space, "samples": samples, "scheduler": scheduler}
-    return train(on_event=on_event, **{**usual, **settings, **chosen})
-
-
-def replay(
-    run: "str | PathLike[str] | Run",
-    member: int,
-    *,
-    on_event: Callable[[dict[str, Any]], object] | None = None,
-    **settings: Any,
-) -> Run:
-    """Trains a member of a sweep again, without the others: through all members that it is a copy of, to
-    the same bits. Its envs are the last of the new run; for a member that is no copy there are no others. ``settings`` are those that results do not depend on, such as ``run_dir``.
-
-    Raises:
-        ArgumentError: ``member`` is not an integer.
-        SettingError: The run has no such member.
-        MeristemError: As on the command line.
-    """
-    folder = path_of("run", run.path if isinstance(run, Run) else run)
-    on_event = function("on_event", on_event, "a function of an event")
-    return Run(_meristem.replay(folder, integer("member", member), settings, on_event))
-
-
 def resume(
     run: "str | PathLike[str] | Run",
     *,

@@ -259,7 +259,10 @@ impl TrainConfig {
         written.trace = None;
         (written.stop_after, written.end_members) = (None, None);
         written.name = Some(self.run_name());
-        written.slots = Some(self.slots());
+        if self.members.is_none() {
+            // Members may have hosts with other slots.
+            written.slots = Some(self.slots());
+        }
         written.control_split = self.folds.is_none().then(|| self.control_share());
         if self.controller != ControllerKind::Ppo {
             written.policy.get_or_insert(PolicyStart::New);

@@ -1,0 +1,124 @@
+"""Sweeps: members with different settings, ranked by their control scores."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from os import PathLike
+from pathlib import Path
+from typing import Any, overload
+
+from . import _meristem
+from ._arguments import configuration, function, integer, optional
+from ._arguments import path as path_of
+from ._parts import PartialSweep, fleets_of
+from .runs import Run, train
+
+class Sweep:
+    """Results of a sweep on an executor: those of the same sweep as one run."""
+
+    def __init__(self, parts: PartialSweep) -> None:
+        self._parts = parts
+
+    def __repr__(self) -> str:
+        return f"Sweep({len(self.leaderboard)} members)"
+
+    @property
+    def leaderboard(self) -> list[dict[str, Any]]:
+        """The members from the best to the worst, as :attr:`Run.leaderboard`."""
+        return self._parts.places()
+
+    def weights(self, env: int) -> bytes:
+        """The contents of the weights file of an env, which :func:`meristem.weights.parse` reads.
+
+        Raises:
+            ArgumentError: ``env`` is not the number of an env.
+        """
+        return self._parts.weights(integer("env", env, 0, self._parts.envs - 1))
+
+
+@overload
+def sweep(
+    space: str | Mapping[str, Any] | None = None,
+    *,
+    executor: None = None,
+    on_event: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> Run: ...
+
+
+@overload
+def sweep(
+    space: str | Mapping[str, Any] | None = None,
+    *,
+    executor: Executor,
+    fleets: int | None = None,
+    folder: "str | PathLike[str] | None" = None,
+    **settings: Any,
+) -> Sweep: ...
+
+
+def sweep(
+    space: str | Mapping[str, Any] | None = None,
+    *,
+    executor: Executor | None = None,
+    fleets: int | None = None,
+    folder: "str | PathLike[str] | None" = None,
+    on_event: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> Run | Sweep:
+    """Trains members with different settings side by side, and blocks until all are done. The
+    ``leaderboard`` of the result ranks them by their control scores.
+
+    ``space`` has a distribution for each setting, such as ``{"lr": {"log_uniform": [1e-3, 1]}}``, or is
+    the text of ``meristem train --space``; ``samples`` members are drawn from it. Without a space there are
+    ``members``. ``scheduler`` ends members early or lets them copy others, such as ``"halving:3"``; see
+    ``docs/sweeps.md``. Other settings are those of :func:`train`; by default there is no controller, and
+    a fifth of the training samples is the control split.
+
+    Without ``executor`` the sweep is one run in this process. With any ``concurrent.futures.Executor``,
+    for example a process pool, ``Client.get_executor()`` of Dask or ``mpi4py.futures``, it is several
+    fleets, each a task, with the leaderboard and the weights of the one run, bit for bit. The members are
+    dealt out to ``fleets`` fleets, by default as many as the executor has workers. With ``halving`` and
+    ``hyperband`` the fleets meet after each rung, with ``median`` and ``patience`` after each step;
+    ``pbt`` needs one run. A task whose worker is lost is given to the executor again, up to three
+    times. Files that settings name must be there for every worker, and a worker uses one thread,
+    unless ``threads`` is set. With ``folder`` the states of the fleets are kept there as soon as they arrive; the
+    same call with the same folder continues from them, also with another executor.
+
+    Raises:
+        SettingError: A setting is unknown, or its value is invalid; with an executor settings without
+            members, or a folder of another sweep.
+        MeristemError: The executor is broken; or as on the command line.
+    """
+    given = {"controller": "none", "control_split": 0.2, **settings}
+    if space is not None:
+        given["space"] = space
+    if executor is None:
+        return train(on_event=on_event, **given)
+    config = configuration(given.pop("config", None))
+    resolved = _meristem.resolved(config, {"threads": 1, **given})
+    count = optional("fleets", fleets, 1, 4096)
+    kept = None if folder is None else Path(path_of("folder", folder))
+    parts = PartialSweep(resolved, fleets_of(resolved, executor, count), kept)
+    parts.run(executor)
+    return Sweep(parts)
+
+
+def replay(
+    run: "str | PathLike[str] | Run",
+    member: int,
+    *,
+    on_event: Callable[[dict[str, Any]], object] | None = None,
+    **settings: Any,
+) -> Run:
+    """Trains a member of a sweep again, without the others: through all members that it is a copy of, to
+    the same bits. Its envs are the last of the new run; for a member that is no copy there are no others.
+    ``settings`` are those that results do not depend on, such as ``run_dir``.
+
+    Raises:
+        ArgumentError: ``member`` is not an integer.
+        SettingError: The run has no such member.
+        MeristemError: As on the command line.
+    """
+    folder = path_of("run", run.path if isinstance(run, Run) else run)
+    on_event = function("on_event", on_event, "a function of an event")
+    return Run(_meristem.replay(folder, integer("member", member), settings, on_event))

@@ -1,0 +1,159 @@
+"""Sweeps as one run and on executors: the same leaderboard and weights, bit for bit."""
+
+import multiprocessing
+import os
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
+
+import pytest
+
+import meristem
+from meristem.errors import MeristemError, SettingError
+
+SPACE = {"lr": {"log_uniform": [1e-3, 1]}, "host": {"choice": ["mlp:8", "mlp:4,4"]}}
+SETTINGS = {
+    "dataset": "mnist1d", "samples": 9, "steps": 5, "max_batches": 3, "batch": 32, "seed": 3,
+    "checkpoint_every": 0,
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def one_run(**settings):
+    return meristem.sweep(SPACE, **SETTINGS, **settings)
+
+
+def assert_equal(parts, run):
+    assert parts.leaderboard == run.leaderboard
+    for env in range(len(run.summary["envs"])):
+        assert parts.weights(env) == run.weights(env).read_bytes(), env
+
+
+@pytest.mark.parametrize("scheduler", ["halving:2", "hyperband:2", "median:2", "patience:1", "none"])
+def test_fleets_on_an_executor_are_the_one_run(scheduler):
+    run = one_run(scheduler=scheduler)
+    with ThreadPoolExecutor(2) as executor:
+        parts = meristem.sweep(SPACE, executor=executor, fleets=4, scheduler=scheduler, **SETTINGS)
+    assert_equal(parts, run)
+    ended = {place["ended"] for place in run.leaderboard}
+    assert (ended == {None}) == (scheduler == "none")
+
+
+def test_processes_and_members_with_several_envs():
+    settings = {**SETTINGS, "envs": 18, "scheduler": "halving:3"}
+    run = meristem.sweep(SPACE, **settings)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+        parts = meristem.sweep(SPACE, executor=executor, **settings)
+    assert_equal(parts, run)
+
+
+class LosesTasks(ThreadPoolExecutor):
+    """Every third task is lost."""
+
+    submitted = 0
+
+    def submit(self, function, *arguments):
+        self.submitted += 1
+        lost = self.submitted % 3 == 0
+        return super().submit(self.lose if lost else function, *arguments)
+
+    def lose(self, *_):
+        raise ConnectionError("the worker is gone")
+
+
+def test_a_task_whose_worker_is_lost_is_run_again():
+    run = one_run(scheduler="halving:2")
+    with LosesTasks(2) as executor:
+        parts = meristem.sweep(SPACE, executor=executor, fleets=3, scheduler="halving:2", **SETTINGS)
+    assert executor.submitted > 6
+    assert_equal(parts, run)
+
+
+class Breaks(ThreadPoolExecutor):
+    """Takes no more than four tasks."""
+
+    submitted = 0
+
+    def submit(self, function, *arguments):
+        self.submitted += 1
+        if self.submitted > 4:
+            raise BrokenExecutor("a process ended")
+        return super().submit(function, *arguments)
+
+
+def test_a_broken_executor_loses_nothing_that_is_done():
+    settings = {**SETTINGS, "scheduler": "halving:2", "folder": "kept", "fleets": 3}
+    with Breaks(1) as executor, pytest.raises(MeristemError, match="the executor is broken"):
+        meristem.sweep(SPACE, executor=executor, **settings)
+    assert sorted(os.listdir("kept")) == ["fleet-0.zip", "fleet-1.zip", "fleet-2.zip"]
+    with ThreadPoolExecutor(1) as executor:
+        parts = meristem.sweep(SPACE, executor=executor, **settings)
+    assert_equal(parts, one_run(scheduler="halving:2"))
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(SettingError, match="another sweep"):
+            meristem.sweep(SPACE, executor=executor, **{**settings, "lr": 0.3})
+        with open("kept/fleet-1.zip", "r+b") as file:
+            file.truncate(100)
+        with pytest.raises(SettingError, match="fleet-1.zip is damaged"):
+            meristem.sweep(SPACE, executor=executor, **settings)
+
+
+def test_members_that_diverge_are_last():
+    settings = {**SETTINGS, "members": {"lr": [1e6, 0.1, 9e5, 0.05]}, "host": "mlp:8"}
+    settings.update(clip_norm="off", steps=8)
+    del settings["samples"]
+    run = meristem.sweep(**settings)
+    with ThreadPoolExecutor(1) as executor:
+        together = meristem.sweep(executor=executor, fleets=1, **settings)
+        # Fleet 0 has both members that diverge.
+        apart = meristem.sweep(executor=executor, fleets=2, **settings)
+    assert_equal(together, run)
+    numbers = [place["number"] for place in run.leaderboard]
+    assert [place["number"] for place in apart.leaderboard] == numbers
+    assert [place["ended"] for place in apart.leaderboard][2:] == ["diverged", "diverged"]
+    assert apart.leaderboard[:2] == run.leaderboard[:2]
+
+
+def test_wrong_sweeps_say_why():
+    with ThreadPoolExecutor(1) as executor:
+        for wrong, words in [
+            ({"scheduler": "pbt"}, "pbt copies members"),
+            ({"scheduler": "halfing"}, "halving"),
+            ({"fleets": 0}, "fleets"),
+            ({"samples": None}, "samples"),
+        ]:
+            with pytest.raises(MeristemError, match=words):
+                meristem.sweep(SPACE, executor=executor, **{**SETTINGS, **wrong})
+        with pytest.raises(SettingError, match="`members`"):
+            meristem.sweep(executor=executor, dataset="mnist1d")
+
+
+def test_dask_workers_that_are_killed():
+    distributed = pytest.importorskip("distributed")
+    settings = {**SETTINGS, "scheduler": "halving:2"}
+    run = meristem.sweep(SPACE, **settings)
+    with (
+        distributed.LocalCluster(n_workers=3, threads_per_worker=1, dashboard_address=None) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        killed = []
+
+        class Kills(type(client.get_executor())):
+            """Kills a worker after its first and its fifth task."""
+
+            def submit(self, function, *arguments):
+                future = super().submit(function, *arguments)
+                if len(killed) < 2 and self.count in (0, 4):
+                    worker = cluster.workers[self.count % 3]
+                    killed.append(worker.pid)
+                    os.kill(worker.pid, 9)
+                self.count += 1
+                return future
+
+        executor = Kills(client)
+        executor.count = 0
+        parts = meristem.sweep(SPACE, executor=executor, fleets=6, **settings)
+    assert len(killed) == 2
+    assert_equal(parts, run)
