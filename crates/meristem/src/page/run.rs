@@ -8,7 +8,7 @@ use meristem::train::summary::EnvSummary;
 use super::html::Html;
 use super::runs::skipped;
 use super::{Part, chart, series};
-use crate::plain::{counted, thousands};
+use crate::plain::{counted, mean, thousands};
 use crate::plot::{Chart, DrawnSlot, Series, inline, lifecycle, topology};
 use crate::score;
 
@@ -17,7 +17,8 @@ const ENVS_MAX: usize = 64;
 
 /// All parts about one run.
 pub(crate) fn about(run: &Run) -> Vec<Part> {
-    let mut parts = vec![Part::new("run", description(run)), Part::new("curves", env_charts(run))];
+    let mut parts = vec![Part::new("run", description(run)), Part::new("members", members(run))];
+    parts.push(Part::new("curves", env_charts(run)));
     parts.push(Part::new("policy", policy(run)));
     let history = &run.history;
     for (number, env) in history.envs.iter().take(ENVS_MAX) {
@@ -62,6 +63,55 @@ fn description(run: &Run) -> Html {
         ));
     }
     body
+}
+
+/// Table of the members by the last control score of their envs, best first; empty without members.
+fn members(run: &Run) -> Html {
+    let history = &run.history;
+    let count = history.members.all().len();
+    let mut ranked: Vec<_> = history
+        .members
+        .all()
+        .map(|(number, member)| {
+            let envs = history.envs.iter().filter(move |(env, _)| **env % count == number);
+            let last = envs.filter_map(|(_, env)| env.last.as_ref());
+            let scores = mean(last.clone().map(|step| step.control_score.unwrap_or(f64::NAN)));
+            (number, member, scores, last.map(|step| step.step.saturating_add(1)).max())
+        })
+        .collect();
+    if ranked.is_empty() {
+        return Html::default();
+    }
+    let key = |score| known(score).unwrap_or(f64::NEG_INFINITY);
+    ranked.sort_by(|(_, _, a, _), (_, _, b, _)| key(*b).total_cmp(&key(*a)));
+    let kind = history.score_kind();
+    let score = format!("control {kind}");
+    let mut rows =
+        vec![["member", "settings", &score, "steps", "state"].map(String::from).to_vec()];
+    rows.extend(ranked.into_iter().take(ENVS_MAX).map(|(number, member, score, steps)| {
+        let state = match (&member.ended, member.copied) {
+            (Some((_, reason)), _) => format!("ended: {reason}"),
+            (None, Some((from, step))) => {
+                format!("copy of {from} after step {}", step.saturating_add(1))
+            }
+            (None, None) => "in training".into(),
+        };
+        let steps = steps.map_or("–".into(), |steps| steps.to_string());
+        vec![
+            number.to_string(),
+            member.settings.clone(),
+            score::value(kind, known(score)),
+            steps,
+            state,
+        ]
+    }));
+    let trained = history.members.trained();
+    Html::table(&format!("Members; {trained} of {count} have not ended"), &rows)
+}
+
+/// A score that is a number.
+fn known(score: Option<f64>) -> Option<f64> {
+    score.filter(|score| !score.is_nan())
 }
 
 /// Rollbacks and anomalies; empty if there are none.

@@ -1,8 +1,7 @@
 //! The table of envs, and the panels of policy, incidents and memory.
 
 use meristem::control::{ActionOp, HEADS};
-use meristem::nn::ScoreKind;
-use meristem::train::reading::EnvHistory;
+use meristem::train::reading::RunHistory;
 use meristem::train::settings::ControllerKind;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Rect};
@@ -34,9 +33,7 @@ pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
         mark(Column::Parameters, "params"),
         "action".into(),
     ]);
-    let rows = order
-        .iter()
-        .map(|number| row(*number, &app.history().envs[number], app.history().score_kind()));
+    let rows = order.iter().map(|number| row(*number, app.history()));
     let widths = [
         Constraint::Length(4),
         Constraint::Length(8),
@@ -51,14 +48,20 @@ pub(super) fn envs(frame: &mut Frame<'_>, app: &App, area: Rect) {
     frame.render_stateful_widget(table, inner, &mut state);
 }
 
-fn row(number: usize, env: &EnvHistory, kind: ScoreKind) -> Row<'static> {
+fn row(number: usize, history: &RunHistory) -> Row<'static> {
+    let (env, kind) = (&history.envs[&number], history.score_kind());
     let Some(last) = &env.last else { return Row::new([number.to_string()]) };
+    let ended = history.members.of_env(number).and_then(|member| member.ended.as_ref());
+    let action = match ended {
+        Some((_, reason)) => format!("ended: {reason}"),
+        None => last.action.clone(),
+    };
     Row::new([
         number.to_string(),
         score::named(kind, last.control_score),
         format!("{:.3}", last.train_loss),
         env.parameters.last().map_or("–".into(), |count| thousands(count as u64)),
-        printable(&last.action),
+        printable(&action),
     ])
 }
 

@@ -11,6 +11,7 @@ use crate::record::events::{
 };
 use crate::record::reading::curve::Curve;
 use crate::record::reading::env_history::{ENVS_MAX, EnvHistory, shorten};
+use crate::record::reading::members_history::MembersHistory;
 use crate::record::reading::tail::{EventLine, EventTail, Reached};
 use crate::record::status::Status;
 
@@ -72,6 +73,8 @@ pub struct RunHistory {
     pub images_per_s: Curve,
     /// The policy, if one learns.
     pub policy: PolicyHistory,
+    /// Members, if the run has any.
+    pub members: MembersHistory,
     /// Rollbacks and anomalies, the newest 256.
     pub incidents: VecDeque<Incident>,
     /// Number of rollbacks.
@@ -139,7 +142,16 @@ impl RunHistory {
     pub fn add(&mut self, line: EventLine) {
         self.seconds = line.seconds;
         match line.event {
-            Event::RunStarted(started) => self.started = Some(started),
+            Event::RunStarted(started) => {
+                self.members = MembersHistory::new(&started.members);
+                self.started = Some(started);
+            }
+            Event::MembersEnded { members, step, reason, .. } => {
+                self.members.end(&members, step, &reason);
+            }
+            Event::MemberCopied { member, from, step, settings, .. } => {
+                self.members.copy(member, from, step, settings);
+            }
             Event::RunExtended(Extension { steps, rounds, .. }) => {
                 if let Some(started) = &mut self.started {
                     (started.steps, started.rounds) = (steps, rounds);
@@ -255,6 +267,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::sweep::EndReason;
 
     fn line(event: Value) -> EventLine {
         EventLine { seq: 0, seconds: 1.0, event: serde_json::from_value(event).unwrap() }
@@ -292,6 +305,26 @@ mod tests {
         assert_eq!(spans, [(training, 0, 2), (blending, 2, 3), (training, 3, 4)]);
         history.add(line(json!({"event": "round_started", "round": 1})));
         assert!(history.envs.is_empty() && history.round == 1);
+    }
+
+    #[test]
+    fn members_end_and_become_copies() {
+        let mut history = RunHistory::default();
+        let settings = vec!["lr=0.1".to_string(), "lr=0.2".into(), "lr=0.3".into()];
+        history.members = MembersHistory::new(&settings);
+        history.add(line(json!({"event": "members_ended", "members": [0, 2, 99], "round": 0,
+            "step": 3, "reason": "rung", "left": 1})));
+        history.add(line(json!({"event": "member_copied", "member": 2, "from": 1, "round": 0,
+            "step": 4, "settings": "lr=0.25"})));
+        history.add(line(json!({"event": "members_ended", "members": [1], "round": 0, "step": 5,
+            "reason": "x".repeat(9999), "left": 1})));
+        let members = &history.members;
+        assert_eq!((members.all().len(), members.trained()), (3, 1));
+        let [first, second, third] = [0, 1, 2].map(|env| members.of_env(3 + env).unwrap());
+        assert_eq!(first.ended, Some((3, EndReason::Rung.into())));
+        assert_eq!(second.ended.as_ref().unwrap().1.to_string().len(), 256);
+        assert_eq!((third.copied, &*third.settings), (Some((1, 4)), "lr=0.25"));
+        assert_eq!(RunHistory::default().members.of_env(0), None);
     }
 
     /// Events may name any number.

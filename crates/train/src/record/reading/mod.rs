@@ -14,6 +14,7 @@ mod curve;
 mod env_history;
 mod follower;
 mod history;
+mod members_history;
 mod overview;
 mod settings;
 mod tail;
@@ -24,6 +25,7 @@ pub use self::curve::Curve;
 pub use self::env_history::{EnvHistory, Span};
 pub use self::follower::Follower;
 pub use self::history::{Incident, PolicyHistory, RunHistory};
+pub use self::members_history::{MemberHistory, MembersHistory};
 pub(crate) use self::overview::read_summary;
 pub use self::overview::{
     FoundRuns, Overview, RunState, UnreadableFolder, check_is_run, find, is_in_progress,
