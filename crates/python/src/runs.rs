@@ -165,9 +165,10 @@ pub(crate) fn losers(
     config: Option<Bound<'_, PyAny>>,
     given: &Bound<'_, PyDict>,
     scores: Vec<Vec<f64>>,
+    ended: Vec<usize>,
     steps: usize,
 ) -> PyResult<Vec<usize>> {
-    Ok(engine::losers(&settings::resolve(config.as_ref(), given)?, &scores, steps))
+    Ok(engine::losers(&settings::resolve(config.as_ref(), given)?, &scores, &ended, steps))
 }
 
 /// Trains a member of a run again. Returns the new folder's path.

@@ -56,7 +56,11 @@ def train(
 ) -> Path: ...
 def resolved(config: str | dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]: ...
 def losers(
-    config: str | dict[str, Any] | None, given: dict[str, Any], scores: list[list[float]], steps: int
+    config: str | dict[str, Any] | None,
+    given: dict[str, Any],
+    scores: list[list[float]],
+    ended: list[int],
+    steps: int,
 ) -> list[int]: ...
 def replay(
     run: str,

@@ -3,7 +3,7 @@
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::{Member, Scheduler, Space};
+use super::types::{MEMBERS_MAX, Member, Scheduler, Space};
 use super::value::SettingValue;
 use crate::error::{Error, Result};
 
@@ -68,6 +68,9 @@ impl TrainConfig {
             let expected = "none without a space to draw from; give --space lr=log_uniform:0.001,1";
             return Err(Error::value("samples", samples, expected));
         };
+        if !(1..=MEMBERS_MAX).contains(&samples) {
+            return Err(Error::value("samples", samples, format!("1 to {MEMBERS_MAX}")));
+        }
         let drawn = self.sampler.draw(space, samples, self.seed);
         let drawn = drawn.map_err(|error| Error::value("space", space.text(), error));
         (self.members, self.samples) = (Some(drawn?), None);

@@ -179,7 +179,7 @@ pub enum Event {
         round: usize,
         /// Their last step.
         step: usize,
-        /// `rung`, `median`, `patience`, `diverged` or `lineage`.
+        /// `rung`, `median`, `patience`, `diverged` or `planned`.
         reason: Recorded<EndReason>,
         /// Number of members that are still trained.
         left: usize,

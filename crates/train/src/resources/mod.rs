@@ -24,7 +24,7 @@ use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::record::summary::PartSummary;
-use crate::settings::ControllerKind;
+use crate::settings::{ControllerKind, Scheduler};
 use crate::setup::Setup;
 use crate::task::Task;
 
@@ -165,9 +165,12 @@ impl Resources {
         Ok(resources)
     }
 
-    /// Serves only these envs of the process from the next epoch on, in increasing order. Without
-    /// replicas.
+    /// Serves only these envs of the process from the next epoch on, in increasing order. Replicas
+    /// always train their one env.
     pub(crate) fn select(&mut self, envs: &[usize]) {
+        if self.replicas.is_some() {
+            return;
+        }
         self.train.select(|env| envs.contains(&env));
         let first = self.devices.envs().start;
         let places: Vec<usize> = envs.iter().map(|env| env - first).collect();
@@ -235,8 +238,9 @@ fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()>
             return Err(Error::value(key, got, expected));
         }
     }
-    // Folds that a dataset lists may hold out nothing; controllers need a control split.
-    let needs_control = config.folds.is_none() || config.controller != ControllerKind::None;
+    // Folds that a dataset lists may hold out nothing; controllers and schedulers need scores.
+    let judges = config.controller != ControllerKind::None || config.scheduler != Scheduler::None;
+    let needs_control = config.folds.is_none() || judges;
     if config.control_share() > 0.0 && control == 0 && needs_control {
         let expected = format!("a share that gives at least one of the {train} training samples");
         return Err(Error::value("control-split", config.control_share(), expected));

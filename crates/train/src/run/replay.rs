@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use meristem_data::order::EpochMode;
+
 use crate::config::declare::SettingScope;
-use crate::config::types::{Member, Members, Numbers, PlannedChange, PlannedChanges, Scheduler};
+use crate::config::types::{
+    ControllerKind, Member, Members, Numbers, PlannedChange, PlannedChanges, Scheduler,
+};
 use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
@@ -38,7 +42,8 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         };
         return Err(Error::value("member", member, expected));
     }
-    let lineage = MemberHistory::read(&folder.join("events.jsonl"))?.lineage(member)?;
+    check_alone(&began, member)?;
+    let lineage = MemberHistory::read(&began, &folder.join("events.jsonl"))?.lineage(member)?;
     let wrong = |error| Error::value("member", member, error);
     let trained = distinct(&lineage);
     let envs = trained.iter().flat_map(|own| (*own..began.envs).step_by(members.len()));
@@ -47,7 +52,7 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
     let of_member = ConfigLayer {
         envs: Some(numbers.len()),
         members: Some(Some(Members::new(first).map_err(wrong)?)),
-        member_changes: Some(Some(changes(&lineage, began.steps))),
+        member_changes: Some(changes(&lineage, began.steps)),
         env_numbers: Some(Some(Numbers::new(numbers).map_err(wrong)?)),
         scheduler: Some(Scheduler::None),
         export: None,
@@ -55,6 +60,29 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         ..settings
     };
     TrainConfig::resolve(of_member, options)
+}
+
+/// Checks that the members of a run do not depend on each other.
+fn check_alone(began: &TrainConfig, member: usize) -> Result<()> {
+    let controller = &began.controller;
+    let others = match controller {
+        ControllerKind::Ppo | ControllerKind::Policy(_) | ControllerKind::Greedy(_) => true,
+        ControllerKind::External => true,
+        ControllerKind::None
+        | ControllerKind::Random
+        | ControllerKind::Heuristic
+        | ControllerKind::Fixed(_) => false,
+    };
+    let reason = match began {
+        TrainConfig { rounds: 2.., .. } => "of several rounds",
+        TrainConfig { epoch: EpochMode::Dealt, .. } => "with epoch dealt",
+        _ if began.ranks() > 1 => "over several ranks",
+        _ if others => "whose controller is a policy or a program",
+        _ => return Ok(()),
+    };
+    let expected =
+        format!("a member of another run: in a run {reason} members are not independent");
+    Err(Error::value("member", member, expected))
 }
 
 /// Steps of one member in a lineage, until the next one copies it.
@@ -80,8 +108,8 @@ fn distinct(lineage: &[Part]) -> Vec<usize> {
 }
 
 /// The changes of the members in [`distinct`], which have new numbers from 0, in a run of `steps`
-/// steps.
-fn changes(lineage: &[Part], steps: usize) -> PlannedChanges {
+/// steps; `None` if nothing changes.
+fn changes(lineage: &[Part], steps: usize) -> Option<PlannedChanges> {
     let members = distinct(lineage);
     let number = |part: &Part| members.iter().position(|member| *member == part.member);
     let end = |member, steps| PlannedChange { member, steps, copy: None };
@@ -100,7 +128,7 @@ fn changes(lineage: &[Part], steps: usize) -> PlannedChanges {
             changes.push(end(member, part.end));
         }
     }
-    PlannedChanges::new(changes)
+    (!changes.is_empty()).then(|| PlannedChanges::new(changes))
 }
 
 /// Ends and copies of members, from the events of a run.
@@ -123,14 +151,21 @@ struct Copied {
 }
 
 impl MemberHistory {
-    fn read(path: &Path) -> Result<Self> {
-        let mut history = Self::default();
+    /// The history at the beginning of a run.
+    fn new(began: &TrainConfig) -> Self {
+        let planned = began.member_changes.iter().flat_map(PlannedChanges::all);
+        let first = planned.filter(|change| change.steps == 0 && change.copy.is_none());
+        Self { ended: first.map(|change| (change.member, 0)).collect(), ..Self::default() }
+    }
+
+    fn read(began: &TrainConfig, path: &Path) -> Result<Self> {
+        let mut history = Self::new(began);
         let mut tail = EventTail::new(path);
         loop {
             match tail.read(u64::MAX, &mut |line| history.note(line.event))? {
                 Reached::End => return Ok(history),
                 Reached::Limit => {}
-                Reached::Restarted => history = Self::default(),
+                Reached::Restarted => history = Self::new(began),
             }
         }
     }
@@ -187,17 +222,18 @@ mod tests {
             copied(2, 0, 6, "lr=0.5"),
         ];
         let history = MemberHistory { steps: 8, ended: BTreeMap::from([(2, 6)]), copies };
-        let changes = |member| changes(&history.lineage(member).unwrap(), 8).to_string();
+        let changes = |member| changes(&history.lineage(member).unwrap(), 8);
         let members = |member| distinct(&history.lineage(member).unwrap());
         assert_eq!(members(0), [2, 1, 0]);
         let expected = r#"["end 1@0","end 2@0","copy 1 from 0@2: lr=0.2","end 0@2",
             "copy 2 from 1@4: lr=0.4","end 1@4"]"#;
+        let changes = |member| changes(member).map_or(String::new(), |all| all.to_string());
         assert_eq!(changes(0), expected.replace("\n            ", ""));
         assert_eq!(members(1), [3, 1]);
         assert_eq!(changes(1), r#"["end 1@0","copy 1 from 0@4: lr=0.3","end 0@4"]"#);
         // It was not trained as a copy.
         assert_eq!((members(2), changes(2)), (vec![2], r#"["end 0@6"]"#.into()));
-        assert_eq!((members(3), changes(3)), (vec![3], "[]".into()));
+        assert_eq!((members(3), changes(3)), (vec![3], String::new()));
     }
 
     #[test]
@@ -208,6 +244,9 @@ mod tests {
         assert_eq!(distinct(&lineage), [0, 1]);
         let expected = r#"["end 0@0","copy 0 from 1@2: lr=0.2","end 1@2",
             "copy 1 from 0@4: lr=0.3","end 0@4"]"#;
-        assert_eq!(changes(&lineage, 6).to_string(), expected.replace("\n            ", ""));
+        assert_eq!(
+            changes(&lineage, 6).unwrap().to_string(),
+            expected.replace("\n            ", "")
+        );
     }
 }

@@ -41,11 +41,14 @@ impl StepContext<'_, '_> {
         self.resources.devices.hot_scopes(name, self.hot_policy(), permitted)
     }
 
-    /// Whether a member whose training fails too often ends alone. Otherwise the run ends: a
+    /// Whether a member whose training fails too often ends alone: in a run with other members, or
+    /// one that trains some members of another run. Otherwise the run ends: a
     /// policy learns from all envs or from none, and a program counts on its envs.
     pub(super) fn ends_members(&mut self) -> bool {
         let decides = matches!(self.controller, AnyController::Rules(_) | AnyController::Script(_));
-        decides && self.processes == 1 && self.setup.config.members_len() > 1
+        let config = &self.setup.config;
+        let has_others = config.members_len() > 1 || config.env_numbers.is_some();
+        decides && self.processes == 1 && has_others
     }
 
     /// Policy of the hot scopes of an epoch. Replicas in several processes wait for each other's

@@ -64,16 +64,20 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// The members that the scheduler of `config` ends after a step, given the control scores of each
-/// member after its steps so far. `steps` is the number of completed steps; members with fewer
-/// scores have ended before.
-pub fn losers(config: &TrainConfig, scores: &[Vec<f64>], steps: usize) -> Vec<usize> {
-    let member = |scores: &Vec<f64>| MemberState {
-        ended: (scores.len() < steps).then_some(EndReason::Planned),
+/// The members that the scheduler of `config` ends after `steps` completed steps, given the control
+/// scores of each member after its steps so far, and the numbers of the members that have ended.
+pub fn losers(
+    config: &TrainConfig,
+    scores: &[Vec<f64>],
+    ended: &[usize],
+    steps: usize,
+) -> Vec<usize> {
+    let member = |(number, scores): (usize, &Vec<f64>)| MemberState {
+        ended: ended.contains(&number).then_some(EndReason::Planned),
         scores: scores.clone(),
         settings: None,
     };
-    let sweep = Sweep { members: scores.iter().map(member).collect() };
+    let sweep = Sweep { members: scores.iter().enumerate().map(member).collect() };
     let ended = |change| match change {
         Change::End { member, .. } => Some(member),
         Change::Copy { .. } => None,

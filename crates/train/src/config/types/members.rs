@@ -8,7 +8,7 @@ use crate::config::text::BadValue;
 use crate::config::value::{FlagForm, SettingValue};
 
 /// Most members of a run, as many as a run may have envs.
-const MEMBERS_MAX: usize = 4096;
+pub(crate) const MEMBERS_MAX: usize = 4096;
 
 /// Between the settings of a member in its text form.
 const SEPARATOR: &str = "; ";

@@ -23,6 +23,9 @@ const FACTORS: [f64; 2] = [0.8, 1.2];
 /// Probability with which [`Space::perturb`] draws a choice again, as in the same paper.
 const REDRAWN: f32 = 0.25;
 
+/// Settings that [`Space::perturb`] never changes, because a copy has the weights of its origin.
+const KEPT_BY_COPIES: [&str; 3] = ["host", "slots", "optimizer"];
+
 /// Distribution of a setting's values. Numbers are rounded to four significant digits.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Distribution {
@@ -87,8 +90,8 @@ impl Distribution {
                 let count = (high - low + 1) as f64;
                 (low + (u * count) as i64).min(high).to_string()
             }
-            &Self::Uniform(low, high) => rounded(low + u * (high - low)),
-            &Self::LogUniform(low, high) => rounded(low * (high / low).powf(u)),
+            &Self::Uniform(low, high) => rounded(low + u * (high - low), low, high),
+            &Self::LogUniform(low, high) => rounded(low * (high / low).powf(u), low, high),
         }
     }
 
@@ -110,17 +113,15 @@ impl Distribution {
                 let step = (scaled - number).abs().round().max(1.0).copysign(scaled - number);
                 ((number + step) as i64).clamp(low, high).to_string()
             }
-            &Self::Uniform(low, high) | &Self::LogUniform(low, high) => {
-                rounded(scaled.clamp(low, high))
-            }
+            &Self::Uniform(low, high) | &Self::LogUniform(low, high) => rounded(scaled, low, high),
         }
     }
 }
 
-/// A number with four significant digits.
-fn rounded(x: f64) -> String {
-    let text = format!("{x:.3e}");
-    text.parse::<f64>().map_or(text, |x| x.to_string())
+/// A number with four significant digits, or the bound that it is beyond.
+fn rounded(x: f64, low: f64, high: f64) -> String {
+    let rounded = format!("{x:.3e}").parse::<f64>().unwrap_or(x);
+    rounded.clamp(low, high).to_string()
 }
 
 impl fmt::Display for Distribution {
@@ -274,10 +275,16 @@ impl Space {
     }
 
     /// A member near `member`: each of its settings that the space has is changed as described at
-    /// [`FACTORS`] and [`REDRAWN`], except `host`, because its weights stay.
+    /// [`FACTORS`] and [`REDRAWN`]. Settings stay that determine the weights and the optimiser's
+    /// state, and settings on which others depend by a condition.
     pub(crate) fn perturb(&self, member: &Member, random: &mut Rng) -> Member {
         let mut other = member.clone();
-        for Dimension { key, distribution, .. } in self.0.iter().filter(|own| own.key != "host") {
+        let conditions = || self.0.iter().filter_map(|dimension| dimension.condition.as_ref());
+        for Dimension { key, distribution, .. } in &self.0 {
+            let decides = conditions().any(|condition| condition.key == *key);
+            if decides || KEPT_BY_COPIES.contains(&&**key) {
+                continue;
+            }
             if let Some(value) = member.get(key) {
                 other.replace(key, distribution.near(value, random));
             }
@@ -414,6 +421,9 @@ mod tests {
         assert_eq!(member("lr=log_uniform:0.0001,1", 0.5), "lr=0.01");
         assert_eq!(member("lr=log_uniform:0.001,1", 1.0 / 3.0), "lr=0.01");
         assert_eq!(member("momentum=uniform:0,0.9", 0.123_456), "momentum=0.1111");
+        // Rounding does not leave the bounds.
+        assert_eq!(member("momentum=uniform:0.9999,0.99999", 0.99), "momentum=0.99999");
+        assert_eq!(member("lr=uniform:123451,123454", 0.5), "lr=123454");
         assert_eq!(member("max_macs=int:1,3", 0.34), "max_macs=2");
         assert_eq!(member("max_macs=int:1,3", 0.999_999), "max_macs=3");
         assert_eq!(member("host=choice:a|b|c,d", 0.7), "host=c,d");
@@ -453,6 +463,23 @@ mod tests {
         for n in 0..20 {
             let near = space.perturb(&member, &mut Rng::new(1, Purpose::Test, 1, n));
             assert!(["lr=1", "lr=0.8"].contains(&&*near.to_string()), "{near}");
+        }
+    }
+
+    #[test]
+    fn what_weights_and_conditions_depend_on_is_not_perturbed() {
+        let space: Space = "host=choice:a|b; optimizer=choice:sgd|adam; slots=choice:x|y; \
+                            lr_schedule=choice:constant|cosine; \
+                            momentum=uniform:0.1,0.9 when lr_schedule=cosine"
+            .parse()
+            .unwrap();
+        let start = space.member(|_| 0.75).unwrap();
+        for n in 0..50 {
+            let near = space.perturb(&start, &mut Rng::new(1, Purpose::Test, 2, n));
+            for key in ["host", "optimizer", "slots", "lr_schedule"] {
+                assert_eq!(near.get(key), start.get(key), "{key}");
+            }
+            assert_ne!(near.get("momentum"), start.get("momentum"));
         }
     }
 
