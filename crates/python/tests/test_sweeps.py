@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import meristem
-from meristem.errors import MeristemError, SettingError
+from meristem.errors import DivergedError, MeristemError, SettingError
 
 SPACE = {"lr": {"log_uniform": [1e-3, 1]}, "host": {"choice": ["mlp:8", "mlp:4,4"]}}
 SETTINGS = {
@@ -88,9 +88,10 @@ class Breaks(ThreadPoolExecutor):
 
 def test_a_broken_executor_loses_nothing_that_is_done():
     settings = {**SETTINGS, "scheduler": "halving:2", "folder": "kept", "fleets": 3}
-    with Breaks(1) as executor, pytest.raises(MeristemError, match="the executor is broken"):
+    with Breaks(1) as executor, pytest.raises(MeristemError, match="the executor cannot run"):
         meristem.sweep(SPACE, executor=executor, **settings)
     assert sorted(os.listdir("kept")) == ["fleet-0.zip", "fleet-1.zip", "fleet-2.zip"]
+    del settings["fleets"]
     with ThreadPoolExecutor(1) as executor:
         parts = meristem.sweep(SPACE, executor=executor, **settings)
     assert_equal(parts, one_run(scheduler="halving:2"))
@@ -112,11 +113,17 @@ def test_members_that_diverge_are_last():
         together = meristem.sweep(executor=executor, fleets=1, **settings)
         # Fleet 0 has both members that diverge.
         apart = meristem.sweep(executor=executor, fleets=2, **settings)
+        # One of them diverges before the rung at which it would go on.
+        halving = {**settings, "members": {"lr": [1e-6, 1e6, 3e-6]}, "scheduler": "halving:2", "seed": 24}
+        rung = meristem.sweep(executor=executor, fleets=2, **halving)
+        with pytest.raises(DivergedError):
+            meristem.sweep(executor=executor, **{**settings, "members": {"lr": [1e6, 9e5]}})
     assert_equal(together, run)
-    numbers = [place["number"] for place in run.leaderboard]
-    assert [place["number"] for place in apart.leaderboard] == numbers
-    assert [place["ended"] for place in apart.leaderboard][2:] == ["diverged", "diverged"]
-    assert apart.leaderboard[:2] == run.leaderboard[:2]
+    assert_equal(apart, run)
+    assert_equal(rung, meristem.sweep(**halving))
+    assert [place["ended"] for place in run.leaderboard][2:] == ["diverged", "diverged"]
+    again = meristem.replay(run, 0)
+    assert again.weights(0).read_bytes() == run.weights(0).read_bytes()
 
 
 def test_wrong_sweeps_say_why():
@@ -131,6 +138,16 @@ def test_wrong_sweeps_say_why():
                 meristem.sweep(SPACE, executor=executor, **{**SETTINGS, **wrong})
         with pytest.raises(SettingError, match="`members`"):
             meristem.sweep(executor=executor, dataset="mnist1d")
+        for wrong in [{"run_dir": "run"}, {"stop_after": 2}, {"on_event": print}]:
+            with pytest.raises(SettingError, match="none with an executor"):
+                meristem.sweep(SPACE, executor=executor, **SETTINGS, **wrong)
+        Path("file").write_text("no folder")
+        with pytest.raises(SettingError, match="is not a folder"):
+            meristem.sweep(SPACE, executor=executor, folder="file", **SETTINGS)
+    with pytest.raises(SettingError, match="only with an executor"):
+        meristem.sweep(SPACE, folder="kept", **SETTINGS)
+    with pytest.raises(MeristemError, match="Executor"):
+        meristem.sweep(SPACE, executor="x", **SETTINGS)
 
 
 def test_dask_workers_that_are_killed():

@@ -13,7 +13,7 @@ import os
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,18 +66,14 @@ def run_task(task: Task) -> State:
         given["stop_after"] = task.stop_after
     with tempfile.TemporaryDirectory() as scratch, _without_ranks():
         folder = Path(scratch) / "run"
-        try:
-            if task.archive is None:
-                run = train(run_dir=folder, **task.settings, **given)
-            else:
-                with zipfile.ZipFile(io.BytesIO(task.archive)) as archive:
-                    archive.extractall(folder)
-                if task.ended:
-                    given["end_members"] = task.ended
-                run = resume(folder, **given)
-        except DivergedError:
-            # No member of the fleet is left.
-            run = Run(folder)
+        if task.archive is None:
+            run = train(run_dir=folder, **task.settings, **given)
+        else:
+            with zipfile.ZipFile(io.BytesIO(task.archive)) as archive:
+                archive.extractall(folder)
+            if task.ended:
+                given["end_members"] = task.ended
+            run = resume(folder, **given)
         steps = -1 if task.stop_after is None else task.stop_after
         return State(_archive(folder), steps, run.leaderboard, _scores(run, task.settings["envs"]))
 
@@ -90,6 +86,14 @@ def _without_ranks() -> Iterator[None]:
         yield
     finally:
         os.environ.update(hidden)
+
+
+def _mean(values: list[float]) -> float:
+    """The mean as the engine computes it; `sum` adds more exactly from Python 3.12 on."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total / len(values)
 
 
 def _archive(folder: Path) -> bytes:
@@ -111,8 +115,13 @@ def _scores(run: Run, envs: int) -> list[list[float]]:
     return scores
 
 
-def fleets_of(settings: dict[str, Any], executor: Executor, fleets: int | None) -> int:
-    """Number of fleets of a sweep."""
+def fleets_of(
+    settings: dict[str, Any], executor: Executor, fleets: int | None, folder: Path | None
+) -> int:
+    """Number of fleets of a sweep: as given, as in its folder, or one for each worker."""
+    if fleets is None and folder is not None:
+        kept = next(iter(sorted(folder.glob("fleet-*.zip"))), None)
+        fleets = None if kept is None else _read(kept)["fleets"]
     workers = getattr(executor, "_max_workers", None) or getattr(executor, "num_workers", None) or 8
     return min(fleets or int(workers), len(settings.get("members") or [1]))
 
@@ -153,9 +162,22 @@ class PartialSweep:
         """Trains all members to their last steps."""
         for stop in [*self._decisions(), None]:
             self._advance(executor, stop)
+            self.ended |= self._diverged()
             if stop is not None:
-                scores = self._scores_until(stop)
-                self.ended |= set(_meristem.losers(None, self.settings, scores, stop))
+                scores, ended = self._scores_until(stop), sorted(self.ended)
+                self.ended |= set(_meristem.losers(None, self.settings, scores, ended, stop))
+        diverged = self._diverged()
+        if len(diverged) == len(self.members):
+            raise DivergedError(f"all {len(diverged)} members diverged", (), "give smaller learning rates", 1)
+
+    def _diverged(self) -> set[int]:
+        """The members that have ended because their training failed."""
+        return {
+            self._members_of(fleet)[place["number"]]
+            for fleet, state in self.states.items()
+            for place in state.places
+            if place["ended"] == "diverged"
+        }
 
     def places(self) -> list[dict[str, Any]]:
         """The leaderboard of all members."""
@@ -170,14 +192,6 @@ class PartialSweep:
                 if ended == "planned" or (ended is None and number in self.ended):
                     ended = self.reason
                 places.append({**place, "number": number, "envs": envs, "ended": ended})
-
-        known = {place["number"] for place in places}
-        for number in sorted(set(range(len(self.members))) - known):
-            # All members of its fleet have diverged.
-            envs = list(range(number, self.envs, len(self.members)))
-            scores = dict.fromkeys(("control", "train", "test"))
-            own = {"number": number, "member": self.members[number], "envs": envs, "parameters": math.nan}
-            places.append({**own, **scores, "steps": None, "ended": "diverged"})
 
         def rank(place: dict[str, Any]) -> tuple[float, int]:
             spread = place["control"] or place["train"]
@@ -217,7 +231,7 @@ class PartialSweep:
             """Different scores that do not improve, which every scheduler acts on."""
             return [[float(member)] * stop for member in range(len(self.members))]
 
-        return [stop for stop in steps if _meristem.losers(None, self.settings, constant(stop), stop)]
+        return [stop for stop in steps if _meristem.losers(None, self.settings, constant(stop), [], stop)]
 
     def _scores_until(self, stop: int) -> list[list[float]]:
         """Control scores of each member, the means over its envs."""
@@ -226,8 +240,8 @@ class PartialSweep:
             members = self._members_of(fleet)
             for place, member in enumerate(members):
                 envs = state.scores[place :: len(members)]
-                made = min(stop, *(len(env) for env in envs)) if len(envs) > 1 else min(stop, len(envs[0]))
-                scores[member] = [sum(env[step] for env in envs) / len(envs) for step in range(made)]
+                made = min([stop, *(len(env) for env in envs)])
+                scores[member] = [_mean([env[step] for env in envs]) for step in range(made)]
         return scores
 
     def _advance(self, executor: Executor, stop: int | None) -> None:
@@ -240,25 +254,43 @@ class PartialSweep:
             if not reached and left:
                 due.append(fleet)
         tasks: dict[Future[State], tuple[int, int]] = {}
+        failed: BaseException | None = None
+
+        def begin(fleet: int, attempt: int) -> None:
+            tasks[executor.submit(run_task, self._task(fleet, stop))] = (fleet, attempt)
+
         try:
             for fleet in due:
-                tasks[executor.submit(run_task, self._task(fleet, stop))] = (fleet, 1)
-            while tasks:
-                done = next(as_completed(tasks))
-                fleet, attempt = tasks.pop(done)
+                begin(fleet, 1)
+        except Exception as error:
+            failed = self._broken(error)
+        # What is done is kept, also after a failure.
+        while tasks:
+            done = next(as_completed(tasks))
+            fleet, attempt = tasks.pop(done)
+            try:
+                self._keep(fleet, done.result())
+                continue
+            except MeristemError as error:
+                failed = failed or error
+            except BrokenExecutor as error:
+                failed = failed or self._broken(error)
+            except (Exception, CancelledError) as error:
+                if attempt == ATTEMPTS:
+                    failed = failed or self._broken(error)
+            if failed is None:
                 try:
-                    self._keep(fleet, done.result())
-                except (MeristemError, BrokenExecutor):
-                    raise
-                except Exception:
-                    if attempt == ATTEMPTS:
-                        raise
-                    tasks[executor.submit(run_task, self._task(fleet, stop))] = (fleet, attempt + 1)
-        except BrokenExecutor as error:
-            kept = "" if self.folder is None else f"; {len(self.states)} fleets are kept in {self.folder}"
-            remedy = "call it again with a new executor and the same `folder`, which keeps what is done"
-            message = f"the executor is broken{kept}"
-            raise MeristemError(message, [str(error)], remedy, 1) from error
+                    begin(fleet, attempt + 1)
+                except Exception as error:
+                    failed = self._broken(error)
+        if failed is not None:
+            raise failed
+
+    def _broken(self, error: BaseException) -> MeristemError:
+        kept = "" if self.folder is None else f"; {len(self.states)} fleets are kept in {self.folder}"
+        remedy = "call it again with a new executor and the same `folder`, which keeps what is done"
+        cause = f"{type(error).__name__}: {error}"
+        return MeristemError(f"the executor cannot run the tasks of the sweep{kept}", [cause], remedy, 1)
 
     def _task(self, fleet: int, stop: int | None) -> Task:
         state = self.states.get(fleet)
@@ -268,11 +300,15 @@ class PartialSweep:
 
     def _keep(self, fleet: int, state: State) -> None:
         self.states[fleet] = state
-        if not state.places:
-            self.ended |= set(self._members_of(fleet))
         if self.folder is None:
             return
-        known = {"identity": self.identity, "steps": state.steps, "places": state.places, "scores": state.scores}
+        known = {
+            "identity": self.identity,
+            "fleets": self.fleets,
+            "steps": state.steps,
+            "places": state.places,
+            "scores": state.scores,
+        }
         file = self.folder / f"fleet-{fleet}.zip"
         with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as partial:
             with zipfile.ZipFile(partial, "w") as archive:
@@ -283,22 +319,33 @@ class PartialSweep:
         os.replace(partial.name, file)
 
     def _load(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            remedy = "give a folder that exists or can be created"
+            raise SettingError(f"`folder`: {folder} is not a folder", [str(error)], remedy, 2) from error
         for fleet in range(self.fleets):
             file = folder / f"fleet-{fleet}.zip"
             if not file.exists():
                 continue
-            try:
-                with zipfile.ZipFile(file) as archive:
-                    known = json.loads(archive.read("state.json"))
-                    packed = archive.read("run.zip")
-            except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-                remedy = f"remove {file}; the fleet is then trained again"
-                raise SettingError(f"`folder`: {file} is damaged", [str(error)], remedy, 2) from error
+            known = _read(file)
             if known["identity"] != self.identity:
                 remedy = "give another folder, or the settings and fleets that it was begun with"
                 raise SettingError(f"`folder`: {folder} has another sweep", (), remedy, 2)
-            state = State(packed, known["steps"], known["places"], known["scores"])
-            self.states[fleet] = state
-            if not state.places:
-                self.ended |= set(self._members_of(fleet))
+            self.states[fleet] = State(known["run"], known["steps"], known["places"], known["scores"])
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The contents of a file that :meth:`PartialSweep._keep` wrote."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            known = json.loads(archive.read("state.json"))
+            known["run"] = archive.read("run.zip")
+        types = {"identity": str, "fleets": int, "steps": int, "places": list, "scores": list}
+        for key, kind in types.items():
+            if not isinstance(known[key], kind):
+                raise ValueError(f"`{key}` is {known[key]!r}")
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+        remedy = f"remove {file}; the fleet is then trained again"
+        raise SettingError(f"`folder`: {file} is damaged", [str(error)], remedy, 2) from error
+    return dict(known)

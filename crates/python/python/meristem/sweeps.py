@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any, overload
 
 from . import _meristem
-from ._arguments import configuration, function, integer, optional
+from ._arguments import configuration, function, integer, optional, refused
 from ._arguments import path as path_of
 from ._parts import PartialSweep, fleets_of
+from .errors import SettingError
 from .runs import Run, train
 
 class Sweep:
@@ -93,14 +94,25 @@ def sweep(
     if space is not None:
         given["space"] = space
     if executor is None:
+        _refuse({"fleets": fleets, "folder": folder}, "only with an executor")
         return train(on_event=on_event, **given)
+    of_a_run = {key: given.get(key) for key in ("run_dir", "resume", "trace", "export", "end_members", "stop_after")}
+    _refuse({**of_a_run, "on_event": on_event}, "none with an executor, where a sweep is several runs")
+    if not callable(getattr(executor, "submit", None)):
+        raise refused("executor", executor, "a concurrent.futures.Executor")
     config = configuration(given.pop("config", None))
     resolved = _meristem.resolved(config, {"threads": 1, **given})
     count = optional("fleets", fleets, 1, 4096)
     kept = None if folder is None else Path(path_of("folder", folder))
-    parts = PartialSweep(resolved, fleets_of(resolved, executor, count), kept)
+    parts = PartialSweep(resolved, fleets_of(resolved, executor, count, kept), kept)
     parts.run(executor)
     return Sweep(parts)
+
+
+def _refuse(given: Mapping[str, Any], expected: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise refused(name, value, expected, SettingError)
 
 
 def replay(
