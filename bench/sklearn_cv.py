@@ -77,7 +77,7 @@ def ways(is_numbers: bool, seed: int) -> dict[str, Callable[[Any, Any, Any], dic
 def validate(rounds: int) -> dict[str, dict[str, dict[str, list[float]]]]:
     """Seconds, processor time, and the mean score of the folds, of each way in each round.
 
-    Processor time is that of all threads of this process, and so without the workers of `n_jobs=2`.
+    Processor time is the sum over all threads of this process; the workers of `n_jobs=2` are not in it.
     """
     found: dict[str, dict[str, dict[str, list[float]]]] = {}
     for table, load in {**CLASSES, **NUMBERS}.items():

@@ -12,8 +12,8 @@ use super::TrainArguments;
 pub(crate) struct SweepArguments {
     #[command(subcommand)]
     pub(crate) command: Option<SweepCommand>,
-    /// Settings of the sweep, a TOML or JSON file: those of train, with members, or with a space
-    /// and the number of samples. Flags override it
+    /// Settings of the sweep, a TOML or JSON file: the settings of train with members, or with a
+    /// space and the number of samples. Flags override it
     #[arg(value_name = "FILE", required_unless_present = "resume")]
     #[arg(conflicts_with_all = ["resume", "config"])]
     pub(crate) file: Option<PathBuf>,

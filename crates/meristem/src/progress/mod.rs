@@ -164,7 +164,7 @@ impl Progress {
         }
     }
 
-    /// Notes that of `members` members `left` are still trained.
+    /// Notes that `left` members are still trained.
     fn members_ended(&mut self, left: usize) {
         let members = self.run.as_ref().map_or(0, |run| run.members.len());
         self.trained = left * self.envs.len() / members.max(1);

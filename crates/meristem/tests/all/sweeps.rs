@@ -163,7 +163,7 @@ fn a_member_that_diverges_ends_alone() {
     m.fails(&format!("{run} --members lr=1e6,9e5 --run-dir all"), 1, &["env 0", "diverged"]);
 }
 
-/// An env has the bits of the env with its number, with random actions and samples of its own.
+/// An env has the bits of the env with its number, where actions and samples are drawn by number.
 #[test]
 fn envs_have_the_bits_of_their_numbers() {
     let m = with_images();

@@ -56,11 +56,11 @@ impl OptimiserKind {
     /// Whether it counts the steps of each parameter, for the corrections of Adam's averages.
     ///
     /// The count belongs to the parameter and not to the network. Averages begin at zero when a
-    /// parameter is new, and after k of its own steps the first has the weight `1 − β₁ᵏ` and the
+    /// parameter is new, and after its first k steps the first has the weight `1 − β₁ᵏ` and the
     /// second `1 − β₂ᵏ`, whatever the age of the network. Divided by these weights, the first step
-    /// of a constant gradient is `lr·sign(g)`. With the network's count the divisors
-    /// would be those of an old parameter: in a network of 1000 steps the first step would be 2.5
-    /// times as long, in an older one up to `(1 − β₁)/√(1 − β₂)` times, 3.2 with the usual β.
+    /// of a constant gradient is `lr·sign(g)`. With the network's count the divisors would be too
+    /// large: in a network of 1000 steps the first step would be 2.5 times as long, in an older one
+    /// up to `(1 − β₁)/√(1 − β₂)` times, 3.2 with the usual β.
     pub fn counts_steps(self) -> bool {
         matches!(self, OptimiserKind::Adam | OptimiserKind::AdamW | OptimiserKind::Muon)
     }

@@ -138,18 +138,10 @@ fn check_alone(config: &TrainConfig, key: &'static str, value: &dyn fmt::Display
     if config.comm.is_processes() || config.ranks() > 1 {
         return needs("one process with one rank");
     }
-    if counts_on_envs(&config.controller) || config.controller == ControllerKind::External {
+    if config.controller.sees_all_envs() {
         return needs("a controller other than a policy or a program, which count on all envs");
     }
     Ok(())
-}
-
-/// Whether a controller has memory for a fixed number of envs.
-fn counts_on_envs(controller: &ControllerKind) -> bool {
-    matches!(
-        controller,
-        ControllerKind::Ppo | ControllerKind::Policy(_) | ControllerKind::Greedy(_)
-    )
 }
 
 /// Checks that there is a number for each env, and that envs depend only on their own number.
@@ -165,7 +157,7 @@ fn check_numbers(config: &TrainConfig) -> Result<()> {
     if config.comm.is_processes() || config.ranks() > 1 {
         return needs("none with several ranks".into());
     }
-    if counts_on_envs(&config.controller) {
+    if config.controller.is_policy() {
         return needs("none with a policy, whose results depend on all envs".into());
     }
     Ok(())

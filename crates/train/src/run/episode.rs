@@ -76,7 +76,7 @@ impl<'j> Episode<'_, 'j> {
             }
             Start::At(step, saved) => (step, self.restore_population(saved)?),
         };
-        self.select_members(&mut population);
+        self.select_envs(&mut population, Sweep::trains);
         let mut steps = first;
         let mut interrupted = false;
         for step in first..self.setup.config.steps {
@@ -100,8 +100,8 @@ impl<'j> Episode<'_, 'j> {
             }
         }
         let complete = steps == self.setup.config.steps || population.envs.is_empty();
-        population.select(|_| true);
-        self.resources.select(&population.numbers());
+        // All envs are reported, also those of members that have ended.
+        self.select_envs(&mut population, |_, _| true);
         // A policy does not learn from an incomplete episode.
         let policy = if complete { self.end_round(&population, steps)? } else { None };
         Ok(EndedEpisode { population, steps, complete, interrupted, policy })
@@ -305,7 +305,7 @@ impl<'j> Episode<'_, 'j> {
                 }
             });
         }
-        self.select_members(population);
+        self.select_envs(population, Sweep::trains);
         // Some members of another run end as they ended there.
         let is_part = self.setup.config.env_numbers.is_some();
         match diverged.into_iter().next() {
@@ -314,10 +314,14 @@ impl<'j> Episode<'_, 'j> {
         }
     }
 
-    /// Trains only the members that have not ended.
-    fn select_members(&mut self, population: &mut Population) {
-        if !self.sweep.members.is_empty() {
-            population.select(|env| self.sweep.trains(env));
+    /// Trains, in a run with members, only the envs that `is_trained` selects.
+    fn select_envs(
+        &mut self,
+        population: &mut Population,
+        is_trained: impl Fn(&Sweep, usize) -> bool,
+    ) {
+        if !self.sweep.is_without_members() {
+            population.select(|env| is_trained(self.sweep, env));
             self.resources.select(&population.numbers());
         }
     }

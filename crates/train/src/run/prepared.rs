@@ -10,7 +10,7 @@ use super::begin::{Begin, Begun, Resumed};
 use super::episode::{EndedEpisode, Episode, Start};
 use super::extend::RunLength;
 use super::files::RunFiles;
-use super::results::{dataset_summary, episode_ended, round_summary, run_started};
+use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
 use crate::config::TrainConfig;
@@ -35,7 +35,7 @@ use crate::settings::{CommKind, Member, TaskKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::report;
-use crate::sweep::{Change, EndReason, Sweep};
+use crate::sweep::{EndReason, Sweep};
 
 /// A run that is ready to start.
 pub(crate) struct PreparedRun {
@@ -462,7 +462,7 @@ impl PreparedRun {
             }
             self.sweep = progress.sweep;
         }
-        let ended = self.end_members()?;
+        let ended = self.sweep.end_now(&self.setup.config)?;
         let config = &self.setup.config;
         self.checkpoints.computed = progress.computed;
         self.checkpoints.computed.retain(|stretch| stretch.is_before(progress.next));
@@ -479,34 +479,6 @@ impl PreparedRun {
         let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
         let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
         Ok(Resumed { next: progress.next, envs, events: progress.events, extended, ended })
-    }
-
-    /// Ends the members that the setting `end_members` names, and returns those that were trained.
-    fn end_members(&mut self) -> Result<Vec<usize>> {
-        let Some(numbers) = &self.setup.config.end_members else { return Ok(vec![]) };
-        let count = self.sweep.members.len();
-        if let Some(unknown) = numbers.all().iter().find(|number| **number >= count) {
-            let expected = format!("members below {count}, the number of members");
-            return Err(Error::value("end-members", unknown, expected));
-        }
-        let mut ended = numbers.all().to_vec();
-        ended.retain(|member| self.sweep.members[*member].ended.is_none());
-        let reason = EndReason::Planned;
-        ended.iter().for_each(|&member| self.sweep.record(&Change::End { member, reason }));
-        Ok(ended)
-    }
-}
-
-/// The results of an env with what the sweep knows of its member.
-fn in_sweep(sweep: &Sweep, config: &TrainConfig, env: EnvSummary) -> EnvSummary {
-    let Some(number) = env.env.checked_rem(sweep.members.len()) else { return env };
-    let member = &sweep.members[number];
-    EnvSummary {
-        member: Some(sweep.settings(config, number).to_string()),
-        member_number: Some(number),
-        steps: Some(member.scores.len()),
-        ended: member.ended.map(Into::into),
-        ..env
     }
 }
 

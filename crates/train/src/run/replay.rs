@@ -6,9 +6,7 @@ use std::path::Path;
 use meristem_data::order::EpochMode;
 
 use crate::config::declare::SettingScope;
-use crate::config::types::{
-    ControllerKind, Member, Members, Numbers, PlannedChange, PlannedChanges, Scheduler,
-};
+use crate::config::types::{Member, Members, Numbers, PlannedChange, PlannedChanges, Scheduler};
 use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
@@ -64,20 +62,11 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
 
 /// Checks that the members of a run do not depend on each other.
 fn check_alone(began: &TrainConfig, member: usize) -> Result<()> {
-    let controller = &began.controller;
-    let others = match controller {
-        ControllerKind::Ppo | ControllerKind::Policy(_) | ControllerKind::Greedy(_) => true,
-        ControllerKind::External => true,
-        ControllerKind::None
-        | ControllerKind::Random
-        | ControllerKind::Heuristic
-        | ControllerKind::Fixed(_) => false,
-    };
     let reason = match began {
         TrainConfig { rounds: 2.., .. } => "of several rounds",
         TrainConfig { epoch: EpochMode::Dealt, .. } => "with epoch dealt",
         _ if began.ranks() > 1 => "over several ranks",
-        _ if others => "whose controller is a policy or a program",
+        _ if began.controller.sees_all_envs() => "whose controller is a policy or a program",
         _ => return Ok(()),
     };
     let expected =

@@ -1,12 +1,14 @@
 //! Results of a run in its events and its summary.
 
 use super::episode::EndedEpisode;
+use crate::config::TrainConfig;
 use crate::config::types::{ControllerKind, Member};
 use crate::error::Result;
 use crate::record::events::{Event, RunStarted};
 use crate::record::summary::{DatasetSummary, EnvSummary, RoundSummary};
 use crate::resources::Resources;
 use crate::setup::Setup;
+use crate::sweep::Sweep;
 
 /// The first event of a run.
 pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
@@ -94,5 +96,18 @@ pub(super) fn round_summary(
         control_score: envs.iter().map(|env| env.control_score).collect(),
         test_score: envs.iter().map(|env| env.test_score).collect(),
         parameters: envs.iter().map(|env| env.parameters).collect(),
+    }
+}
+
+/// The results of an env with number, steps and end of its member.
+pub(super) fn in_sweep(sweep: &Sweep, config: &TrainConfig, env: EnvSummary) -> EnvSummary {
+    let Some(number) = env.env.checked_rem(sweep.members.len()) else { return env };
+    let member = &sweep.members[number];
+    EnvSummary {
+        member: Some(sweep.settings(config, number).to_string()),
+        member_number: Some(number),
+        steps: Some(member.scores.len()),
+        ended: member.ended.map(Into::into),
+        ..env
     }
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::TrainConfig;
 use crate::config::types::{Member, PlannedChange, PlannedChanges, Scheduler};
+use crate::error::{Error, Result};
 
 /// Reason for which a member has ended before the last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -238,6 +239,24 @@ impl Sweep {
             Some((from, settings)) => Change::Copy { member, from, settings },
         };
         all.filter(|planned| planned.steps == steps).map(change).collect()
+    }
+
+    /// Ends the members that the setting `end_members` names, and returns the numbers of those that
+    /// were trained.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: a member that the run does not have.
+    pub(crate) fn end_now(&mut self, config: &TrainConfig) -> Result<Vec<usize>> {
+        let count = self.members.len();
+        let mut ended = config.end_members.as_ref().map_or(vec![], |own| own.all().to_vec());
+        if let Some(unknown) = ended.iter().find(|number| **number >= count) {
+            let expected = format!("members below {count}, the number of members");
+            return Err(Error::value("end-members", unknown, expected));
+        }
+        ended.retain(|member| self.members[*member].ended.is_none());
+        let reason = EndReason::Planned;
+        ended.iter().for_each(|&member| self.record(&Change::End { member, reason }));
+        Ok(ended)
     }
 
     /// Records a change.

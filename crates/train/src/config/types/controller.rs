@@ -37,6 +37,17 @@ pub enum ControllerKind {
 }
 
 impl ControllerKind {
+    /// Whether its decisions about an env depend on the other envs: a policy decides about all at
+    /// once, and a program may.
+    pub(crate) fn sees_all_envs(&self) -> bool {
+        self.is_policy() || *self == Self::External
+    }
+
+    /// Whether a policy decides, which has memory for a fixed number of envs.
+    pub(crate) fn is_policy(&self) -> bool {
+        matches!(self, Self::Ppo | Self::Policy(_) | Self::Greedy(_))
+    }
+
     /// All text forms of the command line, for messages.
     pub(crate) const FORMS: [&'static str; 7] =
         ["heuristic", "ppo", "ppo:FILE", "greedy:FILE", "random", "fixed:FILE", "none"];

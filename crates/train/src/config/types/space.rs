@@ -6,6 +6,7 @@ use std::str::FromStr;
 use meristem_device::random::Rng;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::Distribution;
 use super::members::{Entries, Member, text_of};
 use crate::config::text::BadValue;
 use crate::config::value::{FlagForm, SettingValue};
@@ -16,124 +17,8 @@ const OR: char = '|';
 /// Before the condition of a dimension.
 const WHEN: &str = " when ";
 
-/// Factors by which [`Space::perturb`] changes a number, as in Jaderberg et al., "Population Based
-/// Training of Neural Networks", 2017, 4.1.1.
-const FACTORS: [f64; 2] = [0.8, 1.2];
-
-/// Probability with which [`Space::perturb`] draws a choice again, as in the same paper.
-const REDRAWN: f32 = 0.25;
-
 /// Settings that [`Space::perturb`] never changes, because a copy has the weights of its origin.
 const KEPT_BY_COPIES: [&str; 3] = ["host", "slots", "optimizer"];
-
-/// Distribution of a setting's values. Numbers are rounded to four significant digits.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Distribution {
-    /// Each of these texts with the same probability.
-    Choice(Vec<String>),
-    /// A whole number, both bounds included.
-    Int(i64, i64),
-    /// A number, uniform between two bounds.
-    Uniform(f64, f64),
-    /// A number whose logarithm is uniform between those of two positive bounds.
-    LogUniform(f64, f64),
-}
-
-impl Distribution {
-    const FORMS: &'static str =
-        "choice:A|B, int:LOW,HIGH, uniform:LOW,HIGH or log_uniform:LOW,HIGH";
-
-    /// The distribution with this name.
-    fn new(name: &str, values: &[String]) -> Result<Self, BadValue> {
-        let all = values.join(",");
-        let bounds = || -> Result<(f64, f64), BadValue> {
-            let numbers: Vec<f64> = values.iter().filter_map(|v| v.trim().parse().ok()).collect();
-            match numbers[..] {
-                [low, high]
-                    if values.len() == 2 && low < high && low.is_finite() && high.is_finite() =>
-                {
-                    Ok((low, high))
-                }
-                _ => Err(BadValue::new(&all, "two finite numbers, the lower first")),
-            }
-        };
-        match name {
-            "choice" if values.is_empty() || values.iter().any(|value| value.trim().is_empty()) => {
-                Err(BadValue::new(&all, "at least one value, and none that is empty"))
-            }
-            "choice" => Ok(Self::Choice(values.iter().map(|value| value.trim().into()).collect())),
-            "int" => {
-                let (low, high) = bounds()?;
-                let is_whole = |x: f64| x == x.trunc() && x.abs() <= (1i64 << 53) as f64;
-                if !is_whole(low) || !is_whole(high) {
-                    return Err(BadValue::new(&all, "whole numbers"));
-                }
-                Ok(Self::Int(low as i64, high as i64))
-            }
-            "uniform" => bounds().map(|(low, high)| Self::Uniform(low, high)),
-            "log_uniform" => match bounds()? {
-                (low, high) if low > 0.0 => Ok(Self::LogUniform(low, high)),
-                _ => Err(BadValue::new(&all, "numbers above 0, because they have logarithms")),
-            },
-            _ => Err(BadValue::new(name, Self::FORMS)),
-        }
-    }
-
-    /// The value at `u` in 0..1.
-    fn at(&self, u: f64) -> String {
-        match self {
-            Self::Choice(values) => {
-                let nth = (u * values.len() as f64) as usize;
-                values[nth.min(values.len() - 1)].clone()
-            }
-            &Self::Int(low, high) => {
-                let count = (high - low + 1) as f64;
-                (low + (u * count) as i64).min(high).to_string()
-            }
-            &Self::Uniform(low, high) => rounded(low + u * (high - low), low, high),
-            &Self::LogUniform(low, high) => rounded(low * (high / low).powf(u), low, high),
-        }
-    }
-
-    /// A value near `value`: a number times 0.8 or 1.2, within the bounds; a choice as before, or
-    /// drawn again.
-    fn near(&self, value: &str, random: &mut Rng) -> String {
-        let factor = FACTORS[random.below(2) as usize];
-        let drawn = random.uniform();
-        let again = f64::from(random.uniform());
-        let Ok(number) = value.parse::<f64>() else {
-            return if drawn < REDRAWN { self.at(again) } else { value.into() };
-        };
-        let scaled = number * factor;
-        match self {
-            Self::Choice(_) if drawn < REDRAWN => self.at(again),
-            Self::Choice(_) => value.into(),
-            &Self::Int(low, high) => {
-                // At least one, so that small numbers change as well.
-                let step = (scaled - number).abs().round().max(1.0).copysign(scaled - number);
-                ((number + step) as i64).clamp(low, high).to_string()
-            }
-            &Self::Uniform(low, high) | &Self::LogUniform(low, high) => rounded(scaled, low, high),
-        }
-    }
-}
-
-/// A number with four significant digits, or the bound that it is beyond.
-fn rounded(x: f64, low: f64, high: f64) -> String {
-    let rounded = format!("{x:.3e}").parse::<f64>().unwrap_or(x);
-    rounded.clamp(low, high).to_string()
-}
-
-impl fmt::Display for Distribution {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Choice(values) => write!(f, "choice:{}", values.join("|")),
-            Self::Int(low, high) => write!(f, "int:{low},{high}"),
-            Self::Uniform(low, high) => write!(f, "uniform:{low},{high}"),
-            Self::LogUniform(low, high) => write!(f, "log_uniform:{low},{high}"),
-        }
-    }
-}
 
 /// Condition of a dimension: another setting has one of some values.
 #[derive(Clone, Debug, PartialEq)]
@@ -274,8 +159,8 @@ impl Space {
         Ok(member)
     }
 
-    /// A member near `member`: each of its settings that the space has is changed as described at
-    /// [`FACTORS`] and [`REDRAWN`]. Settings stay that determine the weights and the optimiser's
+    /// A member near `member`: each of its settings that the space has gets a value near its own
+    /// ([`Distribution::near`]). Settings stay that determine the weights and the optimiser's
     /// state, and settings on which others depend by a condition.
     pub(crate) fn perturb(&self, member: &Member, random: &mut Rng) -> Member {
         let mut other = member.clone();
@@ -457,9 +342,7 @@ mod tests {
             own.dedup();
             assert_eq!(own, expected, "{key}");
         }
-        let edge = "lr=1".split('=').collect::<Vec<_>>();
-        let mut member = Member::default();
-        member.push(edge[0], edge[1]).unwrap();
+        let member = Member::parse("lr=1").unwrap();
         for n in 0..20 {
             let near = space.perturb(&member, &mut Rng::new(1, Purpose::Test, 1, n));
             assert!(["lr=1", "lr=0.8"].contains(&&*near.to_string()), "{near}");
