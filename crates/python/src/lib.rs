@@ -35,6 +35,7 @@ mod hosts;
 mod json;
 mod learners;
 mod runs;
+mod searcher;
 mod settings;
 mod weights;
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use meristem_control::Controller;
 use meristem_nn::{Network, ScoreKind};
-use meristem_train::external::Custom;
+use meristem_train::external::{Custom, Searcher};
 use meristem_train::reading::{EventTail, Reached, Run};
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
 use pyo3::exceptions::PyUserWarning;
@@ -19,6 +19,7 @@ use crate::columns::Tables;
 use crate::controller::{Callable, Raised};
 use crate::errors::Failure;
 use crate::json::{scores_to_python, to_python};
+use crate::searcher::PySearcher;
 use crate::settings;
 
 /// Minimum time between two checks for Ctrl-C, which need the GIL.
@@ -42,6 +43,7 @@ struct RunObserver {
 struct Hooks {
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
+    searcher: Option<Py<PyAny>>,
 }
 
 impl RunObserver {
@@ -102,10 +104,13 @@ fn with_hooks(
     hooks: Hooks,
     work: impl FnOnce(Custom, &mut RunObserver) -> engine::Result<Summary> + Send,
 ) -> PyResult<PathBuf> {
-    let Hooks { on_event, controller } = hooks;
+    let Hooks { on_event, controller, searcher } = hooks;
     let raised = Raised::default();
     let callable = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
     let custom = controller.map(callable).map(Custom::from).unwrap_or_default();
+    let searcher = searcher.map(|object| PySearcher::new(object, raised.clone()));
+    let searcher = searcher.map(|searcher| Box::new(searcher) as Box<dyn Searcher>);
+    let custom = Custom { searcher, ..custom };
     let observer = Mutex::new(RunObserver::new(on_event));
     let result = detached(py, || match observer.lock() {
         Ok(mut observer) => work(custom, &mut observer).map_err(Failure::from),
@@ -127,9 +132,10 @@ pub(crate) fn train(
     given: &Bound<'_, PyDict>,
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
+    searcher: Option<Py<PyAny>>,
 ) -> PyResult<PathBuf> {
     let config = settings::resolve(config.as_ref(), given)?;
-    let hooks = Hooks { on_event, controller };
+    let hooks = Hooks { on_event, controller, searcher };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 
@@ -141,9 +147,10 @@ pub(crate) fn resume(
     given: &Bound<'_, PyDict>,
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
+    searcher: Option<Py<PyAny>>,
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
-    let hooks = Hooks { on_event, controller };
+    let hooks = Hooks { on_event, controller, searcher };
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
@@ -182,7 +189,7 @@ pub(crate) fn replay(
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
     let config = detached(py, || engine::replay(&run, member, options))?;
-    let hooks = Hooks { on_event, controller: None };
+    let hooks = Hooks { on_event, controller: None, searcher: None };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use meristem_train::config::{ConfigLayer, TrainConfig};
+use meristem_train::settings::Member;
 use meristem_train::{Error, config_file};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -54,6 +55,28 @@ pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<ConfigLayer> {
         }
     }
     Ok(layer)
+}
+
+/// Converts settings of a member given by name.
+///
+/// # Errors
+/// A value that its setting does not accept. Whether a member may have the setting is checked by
+/// the run.
+pub(crate) fn member(given: &Bound<'_, PyDict>) -> PyResult<Member> {
+    let mut member = Member::default();
+    for (key, value) in given.iter() {
+        let key = key.str()?.to_string_lossy().into_owned();
+        let accepts = |text: &&String| ConfigLayer::default().set(&key, text).is_ok();
+        let texts = texts(&key, &value)?;
+        // The run reports a text that the setting does not accept.
+        let text = texts.iter().find(accepts).or(texts.first());
+        let text = text.map(String::as_str).unwrap_or_default();
+        member.push(&key, text).map_err(|error| {
+            let message = format!("`{key}`: {error}");
+            Failure::usage(Kind::Setting, message, "suggest each setting once, as for `members`")
+        })?;
+    }
+    Ok(member)
 }
 
 fn twice(key: &str) -> PyErr {

@@ -2,8 +2,6 @@
 
 import multiprocessing
 import os
-import subprocess
-import sys
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -177,14 +175,3 @@ def test_dask_workers_that_are_killed():
         parts = meristem.sweep(SPACE, executor=executor, fleets=6, **settings)
     assert len(killed) == 2
     assert_equal(parts, run)
-
-
-def test_the_example_with_optuna_prunes_trials():
-    pytest.importorskip("optuna")
-    example = Path(__file__).parents[1] / "examples" / "optuna_pruning.py"
-    command = [sys.executable, str(example), "--trials", "16", "--steps", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    trials, best = done.stdout.splitlines()[-2:]
-    complete, pruned = int(trials.split()[0]), int(trials.split()[3])
-    assert complete + pruned == 16 and pruned > 0, trials
-    assert "lr" in best, best

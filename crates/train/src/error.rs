@@ -149,6 +149,12 @@ pub enum Error {
         /// Expected and actual use.
         problem: String,
     },
+    /// The program's search over settings of members failed.
+    #[error("the searcher of the program failed: {problem}")]
+    Searcher {
+        /// Description of the problem.
+        problem: String,
+    },
     /// An env failed too often since its last snapshot.
     #[error(
         "env {env} diverged in round {round}, step {step}: {}; \

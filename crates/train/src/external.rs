@@ -1,4 +1,4 @@
-//! Blueprints and controllers that a program passes to a run.
+//! Blueprints, controllers and searchers that a program passes to a run.
 //!
 //! A controller needs only the trait [`Controller`]. With [`External`] it also receives the envs at
 //! two points of each step, and may wait there: before the step, and before the decision.
@@ -7,7 +7,9 @@ use meristem_control::{ActionOp, Controller, EnvView, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
 use meristem_nn::ScoreKind;
 
+use crate::config::types::Member;
 use crate::error::Result;
+use crate::sweep::EndReason;
 
 /// Blueprints and controller of a run that are not settings.
 #[derive(Default)]
@@ -17,6 +19,44 @@ pub struct Custom {
     /// The controller of a run whose setting `controller` is
     /// [`External`](crate::settings::ControllerKind::External); `None` for any other.
     pub controller: Option<OwnController>,
+    /// The program's choice of members and of those that end.
+    pub searcher: Option<Box<dyn Searcher>>,
+}
+
+/// Search over settings of members by a program, such as an optimiser of hyperparameters. It is
+/// called after each step, in the order of the members' numbers.
+pub trait Searcher: Send {
+    /// Settings of the next member, over those of the run. Called when a member begins, in a run
+    /// whose setting `sampler` is [`External`](crate::settings::Sampler::External).
+    ///
+    /// # Errors
+    /// An error of the searcher, which ends the run.
+    fn suggest(&mut self, member: usize) -> Result<Member>;
+
+    /// Reports the control score of a member after a step of its own, counted from 1: the mean over
+    /// its envs, or `None` without a control split or if training failed. Returns whether the
+    /// member goes on.
+    ///
+    /// # Errors
+    /// An error of the searcher, which ends the run.
+    fn report(&mut self, _member: usize, _steps: usize, _score: Option<f64>) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Reports that a member is not trained any more: it has made all its steps (`None`), or has
+    /// ended.
+    ///
+    /// # Errors
+    /// An error of the searcher, which ends the run.
+    fn complete(&mut self, _member: usize, _ended: Option<EndReason>) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl From<Box<dyn Searcher>> for Custom {
+    fn from(searcher: Box<dyn Searcher>) -> Self {
+        Self { searcher: Some(searcher), ..Self::default() }
+    }
 }
 
 /// A controller that is code of the program.

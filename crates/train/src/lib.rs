@@ -8,7 +8,7 @@
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
 //! | `sweep` | members that end early or copy each other |
-//! | [`external`] | blueprints and controllers that a program passes to a run |
+//! | [`external`] | blueprints, controllers and searchers that a program passes to a run |
 //! | `hosts` | hosts from files |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
 //! | `processes` | the processes of a run and their collectives |

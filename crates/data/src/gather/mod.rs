@@ -37,6 +37,8 @@ pub struct GatherConfig {
     pub ranks: Option<Vec<usize>>,
     /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
     pub served: Option<Range<usize>>,
+    /// The envs that get batches until [`GatherBatches::select`]; `None` for all.
+    pub selected: Option<Vec<usize>>,
     /// Share of the samples that an env gets in an epoch.
     pub epoch_mode: EpochMode,
     /// Whether each epoch is permuted; false serves the samples in order.
@@ -66,6 +68,7 @@ impl GatherConfig {
             devices,
             ranks: None,
             served: None,
+            selected: None,
             epoch_mode: EpochMode::Dealt,
             shuffle: true,
             drop_last: false,
@@ -105,8 +108,10 @@ struct ServedEnv {
     targets: Tensor,
     /// All permutations of the device, on the env's stream: two sets, used in turn.
     permutations: [Tensor; 2],
-    /// The words of the epoch in each of `permutations`.
+    /// The words of the env's epoch in each of `permutations`.
     epochs: [Tensor; 2],
+    /// The env's epoch.
+    epoch: u64,
     ring: Ring,
 }
 
@@ -122,13 +127,13 @@ pub struct GatherBatches {
     envs: Vec<ServedEnv>,
     /// Indices in `envs` of those that get batches.
     selected: Vec<usize>,
-    /// `None` before the first `start_epoch`.
-    epoch: Option<u64>,
+    /// Whether an epoch is in progress.
+    is_started: bool,
     batch: usize,
 }
 
 impl GatherBatches {
-    /// Prepares to gather: allocates the ring of each env. `datasets` has one dataset for each
+    /// Prepares to gather: allocates the ring of each selected env. `datasets` has one dataset for each
     /// device that the `streams` are on, `streams` one stream for each env that is served.
     ///
     /// # Errors
@@ -188,35 +193,47 @@ impl GatherBatches {
                 constants: gpu::constants(stream, storage, &constants)?,
                 targets: dataset.targets().on(stream)?,
                 epochs: [
-                    permutations[device].epoch_of(&sets[0])?,
-                    permutations[device].epoch_of(&sets[1])?,
+                    permutations[device].epoch_of(permutation, &sets[0])?,
+                    permutations[device].epoch_of(permutation, &sets[1])?,
                 ],
                 permutations: sets,
-                ring: Ring::new(stream, (shape, targets), capacity, config.ring_depth)?,
+                epoch: 0,
+                ring: Ring::new(stream, (shape, targets), capacity, config.ring_depth),
             })
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
         let (augment, seed, forms) = (config.augment, config.seed, (shape, targets));
         let kernel = Arc::new(GatherKernel::new(forms, &constants, augment, seed));
         let gpu = GpuGather::new(forms, &constants, augment, seed);
-        let selected = (0..envs.len()).collect();
-        let (epoch, batch) = (None, 0);
-        Ok(Self { order, kernel, gpu, permutations, first_env, envs, selected, epoch, batch })
+        let (selected, is_started, batch) = (vec![], false, 0);
+        let mut gather =
+            Self { order, kernel, gpu, permutations, first_env, envs, selected, is_started, batch };
+        let selected = config.selected.as_ref();
+        gather.select(|env| selected.is_none_or(|selected| selected.contains(&env)))?;
+        Ok(gather)
     }
 
     /// Gives batches only to the envs that `is_selected` selects by number, from the next
-    /// [`Self::start_epoch`] on. Their samples are as before.
-    pub fn select(&mut self, is_selected: impl Fn(usize) -> bool) {
-        let number = |env: &usize| self.first_env + env;
-        self.selected = (0..self.envs.len()).filter(|env| is_selected(number(env))).collect();
-        for permutations in &mut self.permutations {
-            let of_selected = |permutation| {
-                let own = |env| self.order.permutation_of(number(env)) == permutation;
-                self.selected.iter().any(own)
-            };
-            permutations.select(of_selected);
+    /// [`Self::start_epoch`] on. Their samples are as before. Allocates the rings of envs that
+    /// were not selected, and frees those of envs that are not any more.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn select(&mut self, is_selected: impl Fn(usize) -> bool) -> Result<()> {
+        self.is_started = false;
+        self.selected.clear();
+        let mut is_drawn = vec![false; self.order.permutations()];
+        for (env, served) in self.envs.iter_mut().enumerate() {
+            let number = self.first_env + env;
+            if is_selected(number) {
+                self.selected.push(env);
+                is_drawn[self.order.permutation_of(number)] = true;
+            } else {
+                served.ring.free();
+            }
         }
-        self.epoch = None;
+        self.permutations.iter_mut().for_each(|permutations| permutations.select(&is_drawn));
+        self.selected.iter().try_for_each(|env| self.envs[*env].ring.allocate())
     }
 
     /// Batches in an epoch.
@@ -254,15 +271,32 @@ impl GatherBatches {
     /// # Errors
     /// Device errors.
     pub fn start_epoch(&mut self, epoch: u64) -> Result<()> {
-        self.epoch = None;
+        self.start_epochs(|_| epoch)
+    }
+
+    /// Like [`Self::start_epoch`], with an epoch for each env, which `epoch` returns for its
+    /// number. Envs that share a permutation are in the epoch of the last of them.
+    ///
+    /// # Errors
+    /// As [`Self::start_epoch`].
+    pub fn start_epochs(&mut self, epoch: impl Fn(usize) -> u64) -> Result<()> {
+        self.is_started = false;
+        let mut of_permutations = vec![0; self.order.permutations()];
+        for &env in &self.selected {
+            let number = self.first_env + env;
+            of_permutations[self.order.permutation_of(number)] = epoch(number);
+        }
+        for &env in &self.selected {
+            let permutation = self.order.permutation_of(self.first_env + env);
+            self.envs[env].epoch = of_permutations[permutation];
+        }
         for permutations in &mut self.permutations {
-            permutations.start(&self.order, epoch)?;
+            permutations.start(&self.order, &of_permutations)?;
         }
         for nth in 0..self.selected.len() {
             self.stage(self.selected[nth], 0)?;
         }
-        self.epoch = Some(epoch);
-        self.batch = 0;
+        (self.is_started, self.batch) = (true, 0);
         Ok(())
     }
 
@@ -279,11 +313,13 @@ impl GatherBatches {
     /// the epoch: some envs may be a batch ahead of others then.
     #[expect(clippy::should_implement_trait, reason = "fallible: an Iterator would hide that")]
     pub fn next(&mut self) -> Result<Option<Vec<Batch>>> {
-        let epoch = self.epoch.ok_or(Error::EpochNotStarted)?;
-        self.next_of(epoch).inspect_err(|_| self.epoch = None)
+        if !self.is_started {
+            return Err(Error::EpochNotStarted);
+        }
+        self.next_of_epoch().inspect_err(|_| self.is_started = false)
     }
 
-    fn next_of(&mut self, epoch: u64) -> Result<Option<Vec<Batch>>> {
+    fn next_of_epoch(&mut self) -> Result<Option<Vec<Batch>>> {
         if self.batch == self.order.batches() {
             return Ok(None);
         }
@@ -303,7 +339,7 @@ impl GatherBatches {
         let mut launches = Launches::default();
         for (batch, samples) in batches.iter().zip(&samples) {
             let env = &self.envs[batch.env - self.first_env];
-            self.gather(env, batch, samples, epoch, &mut launches)?;
+            self.gather(env, batch, samples, &mut launches)?;
         }
         launches.run()?;
         for batch in &batches {
@@ -319,7 +355,6 @@ impl GatherBatches {
         env: &'a ServedEnv,
         Batch { env: index, inputs, targets }: &'a Batch,
         samples: &'a Tensor,
-        epoch: u64,
         launches: &mut Launches<'a>,
     ) -> Result<()> {
         debug_assert!(
@@ -331,7 +366,7 @@ impl GatherBatches {
             EnvSamples::Staged(stage) => stage.filled(),
         };
         let epoch_words = &env.epochs[self.permutations[env.device].turn()];
-        let (kernel, storage) = (self.kernel.clone(), env.storage);
+        let (kernel, storage, epoch) = (self.kernel.clone(), env.storage, env.epoch);
         let lens = [stored, &env.targets, samples, inputs, targets, epoch_words].map(Tensor::numel);
         let launch = env.stream.launch("gather").read(stored).read(&env.targets).read(samples);
         let launch = launch.write(inputs).write(targets).read(epoch_words);
@@ -388,10 +423,10 @@ impl GatherBatches {
 
 impl fmt::Debug for GatherBatches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { order, epoch, batch, .. } = self;
+        let Self { order, is_started, batch, .. } = self;
         f.debug_struct("GatherBatches")
             .field("order", order)
-            .field("epoch", epoch)
+            .field("is_started", is_started)
             .field("batch", batch)
             .finish_non_exhaustive()
     }

@@ -11,7 +11,7 @@ use crate::order::EpochOrder;
 /// 32-bit words of an epoch's number.
 const EPOCH_WORDS: usize = 2;
 
-/// Permutations and the epoch on the host, laid out as in [`Permutations::tensors`]. The copy to
+/// Permutations and epochs on the host, laid out as in [`Permutations::tensors`]. The copy to
 /// the device reads them directly, without a staging buffer.
 #[derive(Default)]
 pub(super) struct Indices(Vec<u32>);
@@ -47,7 +47,7 @@ pub(super) struct Permutations {
     selected: Vec<bool>,
     /// Entries of all permutations.
     len: usize,
-    /// u32 [len + 2] each: the permutations, then the epoch, low word first.
+    /// u32 [len + 2 · permutations] each: the permutations, then the epoch of each, low word first.
     tensors: [Tensor; 2],
     /// The contents of `tensors`.
     indices: [Arc<Indices>; 2],
@@ -70,7 +70,8 @@ impl Permutations {
         };
         let permutations: Vec<_> = permutations.into_iter().map(place).collect();
         let selected = vec![true; permutations.len()];
-        let tensor = || Tensor::empty(&stream, [len + EPOCH_WORDS], DType::U32, Owner::Batches);
+        let words = len + EPOCH_WORDS * permutations.len();
+        let tensor = || Tensor::empty(&stream, [words], DType::U32, Owner::Batches);
         let tensors = [tensor()?, tensor()?];
         let (indices, turn) = (Default::default(), 0);
         Ok(Self { stream, permutations, selected, len, tensors, indices, turn })
@@ -78,15 +79,20 @@ impl Permutations {
 
     /// Draws only some permutations from the next epoch on, selected by their number in the
     /// [`EpochOrder`].
-    pub(super) fn select(&mut self, is_selected: impl Fn(usize) -> bool) {
+    pub(super) fn select(&mut self, is_selected: &[bool]) {
         let numbers = self.permutations.iter().map(|(permutation, _)| permutation.number);
-        self.selected = numbers.map(is_selected).collect();
+        self.selected = numbers.map(|number| is_selected[number]).collect();
     }
 
     /// Offset in the tensors of the permutation with this number in the [`EpochOrder`].
     pub(super) fn start_of(&self, number: usize) -> usize {
-        let found = self.permutations.iter().find(|(other, _)| other.number == number);
-        found.map_or(0, |(_, range)| range.start)
+        self.permutations[self.place_of(number)].1.start
+    }
+
+    /// Index in `permutations` of the permutation with this number in the [`EpochOrder`].
+    fn place_of(&self, number: usize) -> usize {
+        let found = self.permutations.iter().position(|(other, _)| other.number == number);
+        found.unwrap_or(0)
     }
 
     /// Handles to both tensors on `stream`.
@@ -94,14 +100,14 @@ impl Permutations {
         Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
     }
 
-    /// A view of the words of the epoch in `tensor`, a result of [`Self::on`].
-    pub(super) fn epoch_of(&self, tensor: &Tensor) -> Result<Tensor> {
-        Ok(tensor.view(self.len, [EPOCH_WORDS])?)
+    /// A view of the words of a permutation's epoch in `tensor`, a result of [`Self::on`].
+    pub(super) fn epoch_of(&self, number: usize, tensor: &Tensor) -> Result<Tensor> {
+        Ok(tensor.view(self.len + EPOCH_WORDS * self.place_of(number), [EPOCH_WORDS])?)
     }
 
-    /// Draws an epoch's permutations, maps each through its subset, and begins to copy them to the
-    /// device.
-    pub(super) fn start(&mut self, order: &EpochOrder, epoch: u64) -> Result<()> {
+    /// Draws the permutations of an epoch, which `epochs` has for each by number, maps each through
+    /// its subset, and begins to copy them to the device.
+    pub(super) fn start(&mut self, order: &EpochOrder, epochs: &[u64]) -> Result<()> {
         self.turn ^= 1;
         let indices = &mut self.indices[self.turn];
         if Arc::get_mut(indices).is_none() {
@@ -109,20 +115,24 @@ impl Permutations {
             *indices = Arc::default();
         }
         if let Some(Indices(indices)) = Arc::get_mut(indices) {
-            indices.resize(self.len + EPOCH_WORDS, 0);
+            indices.resize(self.len + EPOCH_WORDS * self.permutations.len(), 0);
             let (places, words) = indices.split_at_mut(self.len);
-            let all = self.permutations.iter().zip(&self.selected);
-            for ((Permutation { number, subset }, range), _) in all.filter(|(_, drawn)| **drawn) {
-                let permutation = &mut places[range.clone()];
+            let words = words.chunks_exact_mut(EPOCH_WORDS);
+            let all = self.permutations.iter().zip(words).zip(&self.selected);
+            for (((Permutation { number, subset }, range), words), drawn) in all {
+                if !drawn {
+                    continue;
+                }
+                let (permutation, epoch) = (&mut places[range.clone()], epochs[*number]);
                 order.permutation_into(*number, epoch, permutation);
                 if let Some(subset) = subset {
                     permutation.iter_mut().for_each(|i| *i = subset[*i as usize]);
                 }
+                words.copy_from_slice(&[epoch as u32, (epoch >> 32) as u32]);
             }
-            words.copy_from_slice(&[epoch as u32, (epoch >> 32) as u32]);
         }
         self.tensors[self.turn].copy_from_shared(indices.clone(), 0)?;
-        tracing::trace!(stream = self.stream.name(), epoch, "permutations drawn");
+        tracing::trace!(stream = self.stream.name(), "permutations drawn");
         Ok(())
     }
 

@@ -20,25 +20,36 @@ pub(super) struct Ring {
     targets: TargetForm,
     /// Samples of a slot.
     capacity: usize,
+    /// Number of slots at first.
+    depth: usize,
     slots: Vec<BatchBuffers>,
     /// Number of slots added because every slot was held.
     grown: usize,
 }
 
 impl Ring {
-    /// Allocates `depth` slots of `capacity` samples.
+    /// A ring without memory for `depth` slots of `capacity` samples.
     pub(super) fn new(
         stream: &Stream,
         (shape, targets): (SampleShape, TargetForm),
         capacity: usize,
         depth: usize,
-    ) -> Result<Self> {
+    ) -> Self {
         let (stream, slots) = (stream.clone(), Vec::with_capacity(depth));
-        let mut ring = Self { stream, shape, targets, capacity, slots, grown: 0 };
-        for _ in 0..depth {
-            ring.add()?;
+        Self { stream, shape, targets, capacity, depth, slots, grown: 0 }
+    }
+
+    /// Allocates the slots, unless they are.
+    pub(super) fn allocate(&mut self) -> Result<()> {
+        while self.slots.len() < self.depth {
+            self.add()?;
         }
-        Ok(ring)
+        Ok(())
+    }
+
+    /// Frees the slots; batches that are alive keep theirs.
+    pub(super) fn free(&mut self) {
+        self.slots.clear();
     }
 
     /// Adds a slot, and checks once that it has the form that every batch in it has (V1).

@@ -9,7 +9,7 @@ use meristem_data::{
 use meristem_device::{Device, DeviceId, DeviceOptions, ScopePolicy, Stream};
 use proptest::prelude::*;
 
-use crate::common::{Image, batch_of, epoch_of, rest_of};
+use crate::common::{Image, batch_of, epoch_of, own_epochs_are_those_of_all, rest_of};
 use crate::gather::{Case, any_case};
 use crate::target_batches::any_target_case;
 
@@ -181,6 +181,15 @@ fn streamed_epochs_may_end_early() {
     assert_eq!((spent.synchronizations, spent.allocations), (0, 0));
     // The order, the images of 3 envs, and at most one table of addresses for each batch.
     assert!((1 + 3 * 6..=1 + 4 * 6).contains(&spent.copies_to_device), "{spent:?}");
+}
+
+/// Envs in epochs of their own have their own augmentation as well.
+#[test]
+fn each_env_may_have_its_own_epoch() {
+    let toy =
+        crate::common::Toy { len: 23, channels: 3, height: 5, width: 4, threads: 1, floats: false };
+    let (device, dataset) = toy.dataset_on(open(DeviceId::Cuda(0)));
+    own_epochs_are_those_of_all(&device, &dataset);
 }
 
 /// A gathered batch has separate memory per env, although batches of a ring reuse it in turn.

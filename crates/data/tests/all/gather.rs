@@ -11,7 +11,7 @@ use meristem_device::{
 };
 use proptest::prelude::*;
 
-use crate::common::{Image, Toy, batch_of, epoch_of, slow_image};
+use crate::common::{Image, Toy, batch_of, epoch_of, own_epochs_are_those_of_all, slow_image};
 
 fn cpus(envs: usize) -> Vec<DeviceId> {
     vec![DeviceId::Cpu(0); envs]
@@ -259,7 +259,44 @@ fn an_epoch_after_the_first_allocates_nothing() {
         assert_eq!(gather.ring_growth(), 0);
         memory.current
     });
-    assert_eq!(full - dealt, 2 * 23 * 4, "two sets of one more permutation of u32");
+    assert_eq!(full - dealt, 2 * (23 + 2) * 4, "two sets of one more permutation with its epoch");
+}
+
+/// Envs may be in epochs of their own, and be selected in any order.
+#[test]
+fn each_env_may_have_its_own_epoch() {
+    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2, floats: false };
+    let (device, dataset) = toy.dataset();
+    own_epochs_are_those_of_all(&device, &dataset);
+}
+
+/// A ring has memory only while its env is selected.
+#[test]
+fn only_selected_envs_have_batches_in_memory() {
+    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2, floats: false };
+    let (device, dataset) = toy.dataset();
+    let streams = [device.stream("a"), device.stream("b")];
+    let of = |selected: Option<Vec<usize>>| GatherConfig {
+        epoch_mode: EpochMode::Full,
+        selected,
+        ..GatherConfig::new(4, cpus(2))
+    };
+    let used = || device.memory().current;
+    let before = used();
+    let mut gather =
+        GatherBatches::new(&of(Some(vec![1])), std::slice::from_ref(&dataset), &streams).unwrap();
+    let one = used();
+    gather.select(|_| true).unwrap();
+    let both = used();
+    gather.select(|env| env == 0).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(used(), one);
+    assert!(before < one && one < both);
+    drop(gather);
+    let all = GatherBatches::new(&of(None), &[dataset], &streams).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(used(), both);
+    drop(all);
 }
 
 /// D5: a lagging consumer on another stream reads its own batch; one that holds every buffer makes

@@ -140,6 +140,9 @@ pub(super) fn event_text(event: &Event) -> Option<String> {
             };
             format!("  {ended}: {reason}; {left} left")
         }
+        Event::MemberBegun { member, step: 1.., settings, .. } => {
+            format!("  member {member} begins: {}", printable(settings))
+        }
         Event::MemberCopied { member, from, settings, .. } => {
             format!("  member {member} copies member {from}: {}", printable(settings))
         }

@@ -123,7 +123,8 @@ impl Progress {
     fn begin(&mut self, run: &RunStarted) {
         beginning(run).iter().for_each(|line| self.line(line));
         self.envs = vec![None; run.envs];
-        (self.trained, self.arriving) = (run.envs, None);
+        self.trained = run.places.map_or(run.envs, |places| envs_of(run, places));
+        self.arriving = None;
         self.stepping = StepDurations { started: Instant::now(), steps: 0 };
         self.run = Some(run.clone());
         self.show_bars();
@@ -164,10 +165,10 @@ impl Progress {
         }
     }
 
-    /// Notes that `left` members are still trained.
-    fn members_ended(&mut self, left: usize) {
-        let members = self.run.as_ref().map_or(0, |run| run.members.len());
-        self.trained = left * self.envs.len() / members.max(1);
+    /// Notes that members are not trained any more.
+    fn members_ended(&mut self, members: usize) {
+        let envs = self.run.as_ref().map_or(0, |run| envs_of(run, members));
+        self.trained = self.trained.saturating_sub(envs);
         // Later steps take less time.
         self.stepping = StepDurations { started: Instant::now(), steps: 0 };
     }
@@ -237,8 +238,13 @@ impl Observer for Progress {
                 }
             }
             other => {
-                if let Event::MembersEnded { left, .. } = other {
-                    self.members_ended(*left);
+                match other {
+                    Event::MembersEnded { members, .. } => self.members_ended(members.len()),
+                    // Those of the first step are known.
+                    Event::MemberBegun { step: 1.., .. } => {
+                        self.trained += self.run.as_ref().map_or(0, |run| envs_of(run, 1));
+                    }
+                    _ => {}
                 }
                 if let Some(text) = event_text(other) {
                     self.line(&text);
@@ -250,6 +256,11 @@ impl Observer for Progress {
     fn stop_requested(&self) -> bool {
         is_stopping()
     }
+}
+
+/// Number of envs of some members.
+fn envs_of(run: &RunStarted, members: usize) -> usize {
+    members * run.envs / run.members.len().max(1)
 }
 
 /// Total duration and number of the completed steps.

@@ -26,6 +26,7 @@ mod odd_paths;
 mod older_runs;
 mod optimizers;
 mod parts;
+mod places;
 mod resume;
 mod resume_inputs;
 mod run_folders;

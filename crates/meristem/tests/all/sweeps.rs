@@ -24,7 +24,7 @@ host = { choice = [\"cnn:channels=2\", \"cnn:channels=3,blocks=2\"] }
 ";
 
 /// A project with the file `sweep.toml`.
-fn with_sweep(scheduler: &str, steps: usize) -> Meristem {
+pub(crate) fn with_sweep(scheduler: &str, steps: usize) -> Meristem {
     let m = with_images();
     let text = format!("scheduler = \"{scheduler}\"\nsteps = {steps}\n{SETTINGS}");
     std::fs::write(m.path("sweep.toml"), text).unwrap();
@@ -32,14 +32,14 @@ fn with_sweep(scheduler: &str, steps: usize) -> Meristem {
 }
 
 /// The steps that each env was trained.
-fn steps(m: &Meristem, run: &str) -> Vec<u64> {
+pub(crate) fn steps(m: &Meristem, run: &str) -> Vec<u64> {
     let summary = m.json(&format!("{run}/summary.json"));
     let envs = summary["envs"].as_array().unwrap().iter();
     envs.map(|env| env["steps"].as_u64().unwrap()).collect()
 }
 
 /// Kills a sweep at some moments; resumed, it ends as the undisturbed run.
-fn is_resumed(m: &Meristem, whole: &Outcome) {
+pub(crate) fn is_resumed(m: &Meristem, whole: &Outcome) {
     let lines = whole.events.len();
     let mut kills = 0;
     for (attempt, share) in [(0, 2), (1, 4), (2, 6), (3, 8)] {

@@ -9,7 +9,7 @@ from .errors import MeristemError
 from .fleet import Fleet
 from .hosts import Host
 from .learners import Learners
-from .runs import Run, resume, train, verify
+from .runs import Run, Searcher, resume, train, verify
 from .sweeps import Sweep, replay, sweep
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _meristem
-from ._arguments import configuration, function, integer
+from ._arguments import configuration, function, integer, refused
 from ._arguments import path as path_of
 from .control import Controller, decide
 
@@ -94,6 +94,32 @@ class Run:
         }
 
 
+class Searcher:
+    """Search over settings of members. A subclass chooses the settings of each member when it begins, and
+    may end members after any step. A run calls it between two steps, in the order of the members' numbers.
+    """
+
+    def suggest(self, member: int) -> Mapping[str, Any]:
+        """The settings of a member that begins, over those of the run. Called in runs with
+        ``sampler="external"``."""
+        raise NotImplementedError
+
+    def report(self, member: int, steps: int, score: float | None) -> bool:
+        """Receives the control score of a member after ``steps`` steps of its own: the mean over its envs,
+        or ``None`` without a control split or if training failed. Returns whether the member goes on."""
+        return True
+
+    def complete(self, member: int, ended: str | None) -> None:
+        """Called when a member is not trained any more. ``ended`` is ``None`` if it has made all its steps,
+        or the reason, such as ``"stopped"``, ``"rung"`` or ``"diverged"``."""
+
+
+def _search_hook(search: Searcher | None) -> Any:
+    if search is not None and not isinstance(search, Searcher):
+        raise refused("search", search, "a meristem.Searcher")
+    return search
+
+
 def _hook(controller: Controller | None) -> Any:
     expected = "a function of an Env, or the name of a controller"
     return None if function("controller", controller, expected) is None else decide(controller)
@@ -103,6 +129,7 @@ def train(
     *,
     config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
     controller: str | Controller | None = None,
+    search: Searcher | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run:
@@ -112,11 +139,12 @@ def train(
     ``docs/settings.md``. ``config`` is a TOML or JSON file, or a mapping; settings given by name
     override it. ``controller`` is the name of a built-in controller, or a function from an
     :class:`~meristem.control.Env` to an action, which is called for every env in every step.
-    ``on_event`` receives the events of the run as dictionaries, once a step.
+    ``search`` chooses settings of members and ends them, see :class:`Searcher`. ``on_event`` receives the
+    events of the run as dictionaries, once a step.
 
     Ctrl-C ends the run at the next step boundary, with weights, summary and checkpoint, and then
     raises ``KeyboardInterrupt``. An exception in ``on_event`` ends the run in the same way and is
-    raised. An exception in a controller ends the run at once and is raised. :func:`resume` continues
+    raised. An exception in a controller or a searcher ends the run at once and is raised. :func:`resume` continues
     the run from its last checkpoint.
 
     Raises:
@@ -126,19 +154,20 @@ def train(
     hook = None if isinstance(controller, str) else _hook(controller)
     settings["controller"] = controller if hook is None else "external"
     on_event = function("on_event", on_event, "a function of an event")
-    return Run(_meristem.train(configuration(config), settings, on_event, hook))
+    return Run(_meristem.train(configuration(config), settings, on_event, hook, _search_hook(search)))
 
 
 def resume(
     run: "str | PathLike[str] | Run",
     *,
     controller: Controller | None = None,
+    search: Searcher | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run:
     """Resumes a run that was stopped or killed, and blocks until it is done.
 
-    ``controller`` is the function with which the run was started. The results have the same bits as
+    ``controller`` and ``search`` are those with which the run was started. The results have the same bits as
     an uninterrupted run, if the actions of the function depend only on its argument. ``settings``
     accepts the settings that ``meristem train --resume`` accepts.
 
@@ -148,7 +177,7 @@ def resume(
     """
     folder = path_of("run", run.path if isinstance(run, Run) else run)
     on_event = function("on_event", on_event, "a function of an event")
-    return Run(_meristem.resume(folder, settings, on_event, _hook(controller)))
+    return Run(_meristem.resume(folder, settings, on_event, _hook(controller), _search_hook(search)))
 
 
 def verify(folder: "str | PathLike[str]") -> list[dict[str, Any]]:

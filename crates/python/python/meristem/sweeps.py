@@ -11,7 +11,7 @@ from ._arguments import configuration, function, integer, optional, refused
 from ._arguments import path as path_of
 from ._parts import PartialSweep, fleets_of
 from .errors import SettingError
-from .runs import Run, train
+from .runs import Run, Searcher, train
 
 class Sweep:
     """Results of a sweep on an executor: those of the same sweep as one run."""
@@ -41,6 +41,7 @@ def sweep(
     space: str | Mapping[str, Any] | None = None,
     *,
     executor: None = None,
+    search: Searcher | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run: ...
@@ -63,6 +64,7 @@ def sweep(
     executor: Executor | None = None,
     fleets: int | None = None,
     folder: "str | PathLike[str] | None" = None,
+    search: Searcher | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run | Sweep:
@@ -73,7 +75,9 @@ def sweep(
     the text of ``meristem train --space``; ``samples`` members are drawn from it. Without a space there are
     ``members``. ``scheduler`` ends members early or lets them copy others, such as ``"halving:3"``; see
     ``docs/sweeps.md``. Other settings are those of :func:`train`; by default there is no controller, and
-    a fifth of the training samples is the control split.
+    a fifth of the training samples is the control split. ``places`` is the number of members in training
+    at a time; a member that ends gives its place to the next. ``search`` is a :class:`Searcher`, which chooses the
+    settings of each member when it begins, unless there is a space or ``members``, and may end members.
 
     Without ``executor`` the sweep is one run in this process. With any ``concurrent.futures.Executor``,
     for example a process pool, ``Client.get_executor()`` of Dask or ``mpi4py.futures``, it is several
@@ -95,9 +99,12 @@ def sweep(
         given["space"] = space
     if executor is None:
         _refuse({"fleets": fleets, "folder": folder}, "only with an executor")
-        return train(on_event=on_event, **given)
-    of_a_run = {key: given.get(key) for key in ("run_dir", "resume", "trace", "export", "end_members", "stop_after")}
-    _refuse({**of_a_run, "on_event": on_event}, "none with an executor, where a sweep is several runs")
+        if search is not None and space is None and given.get("members") is None:
+            given.setdefault("sampler", "external")
+        return train(on_event=on_event, search=search, **given)
+    of_a_run = ("run_dir", "resume", "trace", "export", "end_members", "stop_after", "places")
+    refused_keys = {key: given.get(key) for key in of_a_run}
+    _refuse({**refused_keys, "on_event": on_event, "search": search}, "none with an executor, where a sweep is several runs")
     if not callable(getattr(executor, "submit", None)):
         raise refused("executor", executor, "a concurrent.futures.Executor")
     config = configuration(given.pop("config", None))

@@ -73,6 +73,14 @@ impl Checkpoint {
         computed[computed.len() - 1].clone()
     }
 
+    /// Numbers of its envs in a run of `all` envs. Checkpoints of older versions have all envs,
+    /// others only those in training.
+    pub(crate) fn env_numbers(&self, all: usize) -> Vec<usize> {
+        let sweep = &self.progress.sweep;
+        let has_all = self.envs.len() == all;
+        (0..all).filter(|env| has_all || sweep.trains(*env)).collect()
+    }
+
     /// Joins the ranks' parts, by rank, to the checkpoint that a single process would write.
     /// Everything except envs and policy comes from rank 0.
     ///

@@ -3,7 +3,7 @@
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::{MEMBERS_MAX, Member, Scheduler, Space};
+use super::types::{MEMBERS_MAX, Member, Sampler, Scheduler, Space};
 use super::value::SettingValue;
 use crate::error::{Error, Result};
 
@@ -64,9 +64,15 @@ impl TrainConfig {
             let expected = "none with members, which are not drawn";
             return Err(Error::value("samples", samples, expected));
         }
-        let Some(space) = &self.space else {
-            let expected = "none without a space to draw from; give --space lr=log_uniform:0.001,1";
-            return Err(Error::value("samples", samples, expected));
+        let none = Space::default();
+        let space = match &self.space {
+            Some(space) => space,
+            None if self.sampler == Sampler::External => &none,
+            None => {
+                let expected =
+                    "none without a space to draw from; give --space lr=log_uniform:0.001,1";
+                return Err(Error::value("samples", samples, expected));
+            }
         };
         if !(1..=MEMBERS_MAX).contains(&samples) {
             return Err(Error::value("samples", samples, format!("1 to {MEMBERS_MAX}")));
@@ -82,6 +88,17 @@ impl TrainConfig {
         self.env_numbers.as_ref().map_or(env, |numbers| numbers.all()[env])
     }
 
+    /// Number of members in training at a time.
+    pub(crate) fn places(&self) -> usize {
+        self.places.unwrap_or(usize::MAX)
+    }
+
+    /// Upper limit of the steps of a round: those of the members, one after the other in each place.
+    pub(crate) fn steps_of_round(&self) -> usize {
+        let turns = self.places.map_or(1, |places| self.members_len().div_ceil(places));
+        self.steps.saturating_mul(turns)
+    }
+
     /// Number of members; 1 for a run without members.
     pub(crate) fn members_len(&self) -> usize {
         self.members.as_ref().map_or(1, |members| members.all().len())
@@ -95,10 +112,18 @@ impl TrainConfig {
         }
     }
 
+    /// Like [`Self::of_member`], for settings that were not checked with those of the run.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: settings that a member cannot have.
+    pub(crate) fn of_new_member(&self, member: &Member) -> Result<Self> {
+        layer(member).map(|_| self.of_member(member))
+    }
+
     /// The settings of the run, and those of `member` over them.
     pub(crate) fn of_member(&self, member: &Member) -> Self {
         let of_run = Self { members: None, space: None, member_changes: None, ..self.clone() };
-        let mut config = Self { scheduler: Scheduler::None, ..of_run };
+        let mut config = Self { scheduler: Scheduler::None, places: None, ..of_run };
         // `validate` has checked the settings of all members.
         layer(member).into_iter().for_each(|layer| config.apply(layer));
         config

@@ -247,7 +247,8 @@ settings! {
         samples: Option<usize> = absent("members as given"),
             unit("N"), whole(1, 4096), since(11, None), train_only();
         /// Method of drawing members from the space: random, or sobol, a sequence that covers the
-        /// space evenly.
+        /// space evenly. external: the Python or Rust program that trains them chooses the
+        /// settings of each member when it begins, and needs no space.
         sampler: Sampler = same(Sampler::Random), since(11, "random"), train_only();
         /// Rule by which members end early or copy each other, by their control scores. halving:R:
         /// at steps S/R, S/R², … of S, one of R members goes on. hyperband:R: several such
@@ -256,6 +257,12 @@ settings! {
         /// every N steps the worst fifth copies the best fifth and changes the settings.
         scheduler: Scheduler = same(Scheduler::None),
             unit("RULE"), since(11, "none"), train_only();
+        /// Number of members in training at a time. When a member ends, the next one begins in its
+        /// place, so that all workers stay in use, and each makes `steps` steps of its own. With
+        /// halving and hyperband a member goes on from a rung if it is among the best of those that
+        /// have reached the rung so far.
+        places: Option<usize> = absent("all members"),
+            unit("N"), whole(1, 4096), since(12, None), train_only();
         /// Changes of members after some steps, instead of the decisions of a scheduler. `sweep
         /// replay` writes them to train a member of a population again.
         member_changes: Option<PlannedChanges> = absent("none, or those of the scheduler"),

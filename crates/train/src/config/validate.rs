@@ -11,7 +11,8 @@ use meristem_nn::Precision;
 use super::devices::Devices;
 use super::table::TrainConfig;
 use super::types::{
-    CommKind, ControllerKind, ExchangeKind, PlannedChange, PlannedChanges, PolicyStart, Scheduler,
+    CommKind, ControllerKind, ExchangeKind, PlannedChange, PlannedChanges, PolicyStart, Sampler,
+    Scheduler,
 };
 use crate::error::{Error, Result};
 
@@ -95,6 +96,8 @@ fn check_sweep(config: &TrainConfig) -> Result<()> {
             return Err(Error::value("envs", config.envs, expected));
         }
     }
+    check_planned_copies(config)?;
+    check_places(config, count)?;
     let scheduler = config.scheduler;
     if scheduler == Scheduler::None {
         return match config.member_changes {
@@ -124,6 +127,42 @@ fn check_sweep(config: &TrainConfig) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Checks that planned copies are of members in training.
+fn check_planned_copies(config: &TrainConfig) -> Result<()> {
+    let changes = || config.member_changes.iter().flat_map(PlannedChanges::all);
+    let mut ended = vec![];
+    for PlannedChange { member, copy, .. } in changes() {
+        match copy {
+            None => ended.push(*member),
+            Some((from, _)) if ended.contains(from) => {
+                let expected = format!("copies of members in training; member {from} has ended");
+                return Err(Error::value("member-changes", format!("a copy of {from}"), expected));
+            }
+            Some(_) => ended.retain(|other| other != member),
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a run with places, or with members of a program, can begin members later.
+fn check_places(config: &TrainConfig, count: usize) -> Result<()> {
+    if config.sampler == Sampler::External {
+        check_alone(config, "sampler", &config.sampler)?;
+    }
+    let Some(places) = config.places else { return Ok(()) };
+    let needs = |what: &str| Err(Error::value("places", places, format!("none, or {what}")));
+    if count == 0 {
+        return needs("members to train in them; give --members, or --space and --samples");
+    }
+    if let Scheduler::Pbt(_) = config.scheduler {
+        return needs("another scheduler, because pbt copies members that train side by side");
+    }
+    if config.member_changes.is_some() {
+        return needs("no member-changes, which count the steps of the run");
+    }
+    check_alone(config, "places", &places)
 }
 
 /// Checks what all changes of members need: `key` is the setting that asks for them.

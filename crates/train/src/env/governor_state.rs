@@ -3,7 +3,8 @@
 use meristem_control::LossMonitor;
 use serde::{Deserialize, Serialize};
 
-/// State of the governor about an env in an episode, apart from the snapshot.
+/// State of the governor about an env in an episode, apart from the snapshot. Steps are the env's
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GovernorState {
     /// Detector of failures, with the history of losses.

@@ -75,7 +75,7 @@ impl Env {
     /// # Errors
     /// A state that does not fit this run, out of memory.
     fn restore(setup: &Setup, options: HostOptions<'_>, saved: SavedEnv) -> Result<Self> {
-        let SavedEnv { state, tensors } = saved;
+        let SavedEnv { state, tensors, .. } = saved;
         let EnvState { topology, seen, train, control, history, governor, training_flops, .. } =
             state;
         let mut env = Self::with_host(setup, setup.rebuild(options.index, &topology)?, options)?;
@@ -92,7 +92,7 @@ impl Env {
     /// # Errors
     /// A failed stream.
     fn save(&mut self, setup: &Setup) -> Result<SavedEnv> {
-        let Self { grown, seen, history, governor, snapshot, .. } = self;
+        let Self { index, grown, seen, history, governor, snapshot, .. } = self;
         grown.sync(setup)?;
         let state = EnvState {
             topology: Topology::from_host(&grown.host),
@@ -106,7 +106,8 @@ impl Env {
         };
         let (grown, snapshot) = (grown.tensors()?, snapshot.state_dict()?);
         let (exchange, twin) = (StateDict::default(), TrainedTensors::default());
-        Ok(SavedEnv { state, tensors: EnvTensors { grown, snapshot, exchange, twin } })
+        let tensors = EnvTensors { grown, snapshot, exchange, twin };
+        Ok(SavedEnv { index: *index, state, tensors })
     }
 
     fn with_host(setup: &Setup, host: Host, options: HostOptions<'_>) -> Result<Self> {
@@ -144,7 +145,7 @@ impl Env {
         self.grown.open_step(setup, when.step)?;
         self.grown.sync(setup)?;
         let host = &self.grown.host;
-        self.counterfactual = if when.step + 1 == config.steps {
+        self.counterfactual = if self.grown.own_step(when.step) + 1 == config.steps {
             let (purpose, env) = (Purpose::Counterfactuals, self.number as u64);
             let mut random = Rng::new(config.seed, purpose, env, when.round as u64);
             Counterfactual::for_last_step(host, &mut random)
@@ -300,13 +301,13 @@ impl Env {
         self.grown.train.eval.get(..rows).unwrap_or_default()
     }
 
-    /// The controller's view of this env, without the twin.
+    /// The controller's view of this env, without the twin, after `step` steps of the round.
     fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
         let Self { number, grown, seen, .. } = self;
         EnvView {
             env: *number,
             host: &grown.host,
-            step: step as u32,
+            step: grown.own_step(step) as u32,
             episode_steps: episode_steps as u32,
             scores_pp: &seen.scores_pp,
             losses: &seen.losses,

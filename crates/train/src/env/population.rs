@@ -11,15 +11,15 @@ use crate::setup::Setup;
 /// Configurations that a twin evaluates: one on the control split, and the same on the test split.
 const TWIN_CONFIGURATIONS: usize = 2;
 
-/// The envs of a process, and their bare twins, which train on the same batches.
+/// The envs of a process that are in training, and their bare twins, which train on the same
+/// batches.
+#[derive(Default)]
 pub(crate) struct Population {
-    /// The envs in training, by number.
+    /// The envs, by number.
     pub(crate) envs: Vec<Env>,
-    /// The twin of each env in training, or no twins: the host with which the env began the
+    /// The twin of each env, or no twins: the host with which the env began the
     /// episode, with the same initial weights. Neither a controller nor the governor acts on it.
     pub(crate) twins: Vec<TrainedHost>,
-    /// Envs that are not trained now, with their twins.
-    resting: Vec<(Env, Option<TrainedHost>)>,
 }
 
 impl Population {
@@ -32,7 +32,7 @@ impl Population {
             options.iter().map(|options| Env::new(setup, *options)).collect::<Result<_>>()?;
         let twins = options.iter().filter(|_| setup.config.twin());
         let twins = twins.map(|options| new_twin(setup, *options)).collect::<Result<_>>()?;
-        Ok(Self { envs, twins, resting: vec![] })
+        Ok(Self { envs, twins })
     }
 
     /// Envs and twins restored from a checkpoint.
@@ -44,13 +44,9 @@ impl Population {
         options: &[HostOptions<'_>],
         saved: Vec<SavedEnv>,
     ) -> Result<Self> {
-        let mut population = Self { envs: vec![], twins: vec![], resting: vec![] };
-        for (options, saved) in options.iter().zip(saved) {
-            let (env, twin) = restored(setup, *options, saved)?;
-            population.envs.push(env);
-            population.twins.extend(twin);
-        }
-        Ok(population)
+        let all = options.iter().zip(saved);
+        let all = all.map(|(options, saved)| restored(setup, *options, saved));
+        Ok(all.collect::<Result<Vec<_>>>()?.into_iter().collect())
     }
 
     /// The states of all envs for a checkpoint, by number, after their networks are brought up to
@@ -59,33 +55,31 @@ impl Population {
     /// # Errors
     /// A failed stream.
     pub(crate) fn save(&mut self, setup: &Setup) -> Result<Vec<SavedEnv>> {
-        let mut all: Vec<(&mut Env, Option<&TrainedHost>)> = vec![];
         let mut twins = self.twins.iter();
-        all.extend(self.envs.iter_mut().map(|env| (env, twins.next())));
-        all.extend(self.resting.iter_mut().map(|(env, twin)| (env, twin.as_ref())));
-        all.sort_by_key(|(env, _)| env.index);
-        all.into_iter().map(|(env, twin)| saved(setup, env, twin)).collect()
+        self.envs.iter_mut().map(|env| saved(setup, env, twins.next())).collect()
     }
 
-    /// Trains the envs that `is_trained` selects by number; the others rest and keep their state.
-    pub(crate) fn select(&mut self, is_trained: impl Fn(usize) -> bool) {
-        let mut twins = std::mem::take(&mut self.twins).into_iter();
-        let envs = std::mem::take(&mut self.envs).into_iter().map(|env| (env, twins.next()));
-        let mut all: Vec<_> = envs.chain(std::mem::take(&mut self.resting)).collect();
+    /// Adds envs, which replace those with the same number.
+    pub(crate) fn add(&mut self, others: Self) {
+        let replaced = others.numbers();
+        drop(self.split(|env| replaced.contains(&env)));
+        let mut all: Vec<_> =
+            std::mem::take(self).into_pairs().chain(others.into_pairs()).collect();
         all.sort_by_key(|(env, _)| env.index);
-        for (env, twin) in all {
-            if is_trained(env.index) {
-                self.envs.push(env);
-                self.twins.extend(twin);
-            } else {
-                self.resting.push((env, twin));
-            }
-        }
+        *self = all.into_iter().collect();
     }
 
-    /// Replaces the env with the number in `options` by a copy of env `from`, with the state that
-    /// `from` has now: topology, weights, optimiser, statistics, measurements, twin. The copy is
-    /// made as a checkpoint is resumed. Waits for the device.
+    /// Splits off the envs that `is_selected` selects by number.
+    pub(crate) fn split(&mut self, is_selected: impl Fn(usize) -> bool) -> Self {
+        let (selected, left): (Vec<_>, Vec<_>) =
+            std::mem::take(self).into_pairs().partition(|(env, _)| is_selected(env.index));
+        *self = left.into_iter().collect();
+        selected.into_iter().collect()
+    }
+
+    /// A copy of env `from` with the number in `options` and the state that `from` has now:
+    /// topology, weights, optimiser, statistics, measurements, twin. The copy is made as a
+    /// checkpoint is resumed. Waits for the device.
     ///
     /// # Errors
     /// Out of memory, a failed stream, or settings of the env that do not fit the host of `from`.
@@ -94,15 +88,18 @@ impl Population {
         setup: &Setup,
         from: usize,
         options: HostOptions<'_>,
-    ) -> Result<()> {
-        self.select(|_| true);
-        let place = |number| self.envs.iter().position(|env| env.index == number);
-        let (Some(from), Some(to)) = (place(from), place(options.index)) else { return Ok(()) };
-        let state = saved(setup, &mut self.envs[from], self.twins.get(from))?;
-        let (env, twin) = restored(setup, options, state)?;
-        self.envs[to] = env;
-        twin.into_iter().for_each(|twin| self.twins[to] = twin);
-        Ok(())
+    ) -> Result<Self> {
+        let Some(place) = self.envs.iter().position(|env| env.index == from) else {
+            return Ok(Self::default());
+        };
+        let state = saved(setup, &mut self.envs[place], self.twins.get(place))?;
+        Ok(std::iter::once(restored(setup, options, state)?).collect())
+    }
+
+    /// The envs with their twins.
+    fn into_pairs(self) -> impl Iterator<Item = (Env, Option<TrainedHost>)> {
+        let mut twins = self.twins.into_iter();
+        self.envs.into_iter().map(move |env| (env, twins.next()))
     }
 
     /// Numbers of the envs in training.
@@ -165,6 +162,18 @@ impl Population {
             EnvView { twin_loss: twin_loss.map(|loss| loss as f32), ..view }
         })
         .collect()
+    }
+}
+
+impl FromIterator<(Env, Option<TrainedHost>)> for Population {
+    /// Envs by number, each with its twin.
+    fn from_iter<I: IntoIterator<Item = (Env, Option<TrainedHost>)>>(pairs: I) -> Self {
+        let mut population = Self::default();
+        for (env, twin) in pairs {
+            population.envs.push(env);
+            population.twins.extend(twin);
+        }
+        population
     }
 }
 

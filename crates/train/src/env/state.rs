@@ -10,6 +10,8 @@ use crate::record::summary::ModuleCounts;
 /// Saved env, with its twin.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SavedEnv {
+    /// Number of the env.
+    pub(crate) index: usize,
     pub(crate) state: EnvState,
     pub(crate) tensors: EnvTensors,
 }

@@ -18,12 +18,16 @@ pub(crate) struct HostOptions<'a> {
     pub(crate) seed: u64,
     /// Number of batch losses that the network keeps.
     pub(crate) batch_log: usize,
+    /// Step of the round with which the env began.
+    pub(crate) begun: usize,
 }
 
 /// A host with its network, and the results of the network's last step.
 pub(crate) struct TrainedHost {
     /// Number of the env.
     index: usize,
+    /// Step of the round with which the env began.
+    begun: usize,
     pub(crate) host: Host,
     pub(crate) network: Network,
     /// Topology that `network` was compiled for.
@@ -55,7 +59,7 @@ impl TrainedHost {
         options: HostOptions<'_>,
         configurations: usize,
     ) -> Result<Self> {
-        let HostOptions { index, stream, seed, batch_log } = options;
+        let HostOptions { index, stream, seed, batch_log, begun } = options;
         let number = setup.config.env_number(index);
         let options = NetworkOptions {
             configs: configurations,
@@ -71,6 +75,7 @@ impl TrainedHost {
         let (train, control) = (Metrics::default(), None);
         Ok(Self {
             index,
+            begun,
             host,
             network,
             key,
@@ -100,12 +105,22 @@ impl TrainedHost {
         Ok(())
     }
 
-    /// Sets the learning rates of a step.
+    /// The number of a step of the round among those of the host.
+    pub(crate) fn own_step(&self, step: usize) -> usize {
+        step.saturating_sub(self.begun)
+    }
+
+    /// The number in the round of a step of the host, the reverse of [`Self::own_step`].
+    pub(crate) fn step_of_round(&self, own_step: usize) -> usize {
+        self.begun + own_step
+    }
+
+    /// Sets the learning rates of a step of the round.
     ///
     /// # Errors
     /// Out of memory, a failed stream.
     pub(crate) fn open_step(&mut self, setup: &Setup, step: usize) -> Result<()> {
-        let rate = setup.member(self.index).config.rate(step);
+        let rate = setup.member(self.index).config.rate(self.own_step(step));
         if rate == self.rate {
             return Ok(());
         }

@@ -109,7 +109,10 @@ impl Learners {
         let devices = OpenDevices::open(&names.devices, 0..config.envs, &options)?;
         let hosts: Vec<HostOptions<'_>> = devices
             .streams_by_env()
-            .map(|(index, stream)| HostOptions { index, stream, seed: config.seed, batch_log: 1 })
+            .map(|(index, stream)| {
+                let (seed, batch_log, begun) = (config.seed, 1, 0);
+                HostOptions { index, stream, seed, batch_log, begun }
+            })
             .collect();
         let population = match saved {
             Some(saved) => Population::restore(&setup, &hosts, saved)?,

@@ -62,7 +62,7 @@ impl Learners {
             networks.map(|network| network.metrics().to_vec()).collect::<Result<_, _>>()?;
         let mut all = StateDict::default();
         let mut envs = vec![];
-        for (index, SavedEnv { state, tensors }) in saved.into_iter().enumerate() {
+        for SavedEnv { index, state, tensors } in saved {
             put_env(&mut all, index, &tensors);
             envs.push(state);
         }
@@ -129,8 +129,9 @@ impl Learners {
                 "{path}: the kernels round differently from those that it was saved with"
             ));
         }
-        let both = progress.envs.into_iter().zip(tensors);
-        let saved = both.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
+        let both = progress.envs.into_iter().zip(tensors).enumerate();
+        let saved = both.map(|(index, (state, tensors))| SavedEnv { index, state, tensors });
+        let saved = saved.collect();
         let mut learners = Self::assemble(setup, names, progress.shape, Some(saved))?;
         (learners.step, learners.decides) = (progress.step, progress.decides);
         for (env, metrics) in learners.population.envs.iter_mut().zip(&progress.metrics) {

@@ -171,7 +171,7 @@ pub enum Event {
     },
     /// Contributions of an env's live modules.
     Counterfactuals(Counterfactuals),
-    /// Members ended before the last step: their envs are not trained any more.
+    /// Members ended before the last step of the run: their envs are not trained any more.
     MembersEnded {
         /// Numbers of the members.
         members: Vec<usize>,
@@ -179,10 +179,23 @@ pub enum Event {
         round: usize,
         /// Their last step.
         step: usize,
-        /// `rung`, `median`, `patience`, `diverged` or `planned`.
+        /// `rung`, `median`, `patience`, `diverged`, `planned`, `complete` (with places) or
+        /// `stopped` (by a program).
         reason: Recorded<EndReason>,
-        /// Number of members that are still trained.
+        /// Number of members that have not ended.
         left: usize,
+    },
+    /// A member begins with this step, because a place is free, or with settings that a program
+    /// chose.
+    MemberBegun {
+        /// Number of the member.
+        member: usize,
+        /// Number of the round.
+        round: usize,
+        /// Its first step.
+        step: usize,
+        /// Its settings.
+        settings: String,
     },
     /// A member became a copy of another after this step, with changed settings (population-based
     /// training).

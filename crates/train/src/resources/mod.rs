@@ -122,6 +122,7 @@ impl Resources {
         let gather = GatherConfig {
             subset: parts.train(),
             served: Some(served.clone()),
+            selected: config.places.map(|_| first_envs(config)),
             ..training_gather(setup, &devices)
         };
         let replicas = match replicas {
@@ -167,17 +168,27 @@ impl Resources {
 
     /// Serves only these envs of the process from the next epoch on, in increasing order. Replicas
     /// always train their one env.
-    pub(crate) fn select(&mut self, envs: &[usize]) {
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn select(&mut self, envs: &[usize]) -> Result<()> {
         if self.replicas.is_some() {
-            return;
+            return Ok(());
         }
-        self.train.select(|env| envs.contains(&env));
+        self.train.select(|env| envs.binary_search(&env).is_ok())?;
+        self.serve_evaluation(envs);
+        self.list_batches(envs);
+        Ok(())
+    }
+
+    /// Serves the control and the test split only to these envs of the process, in increasing
+    /// order.
+    pub(crate) fn serve_evaluation(&mut self, envs: &[usize]) {
         let first = self.devices.envs().start;
         let places: Vec<usize> = envs.iter().map(|env| env - first).collect();
         for served in self.control.iter_mut().chain(&mut self.test) {
             served.select(&places);
         }
-        self.list_batches(envs);
     }
 
     /// Lists the distinct batches of the envs that are served.
@@ -186,6 +197,12 @@ impl Resources {
         self.batch_sizes = served.iter().map(|env| batch_sizes(&self.train, *env)).collect();
         self.control_batches = self.control.as_ref().map_or_else(Vec::new, Served::batches);
     }
+}
+
+/// The envs of the members that begin with the run, in increasing order.
+pub(crate) fn first_envs(config: &TrainConfig) -> Vec<usize> {
+    let (members, places) = (config.members_len(), config.places());
+    (0..config.envs).filter(|env| env % members < places).collect()
 }
 
 /// Gather of the whole training set for all envs of a run, or for all replicas of its one env.

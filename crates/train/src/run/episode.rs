@@ -4,25 +4,24 @@
 //! After every step all processes meet: rank 0 gets the events of all envs, and all learn whether
 //! any of them was asked to stop.
 
-use std::collections::BTreeSet;
-
 use meristem_control::RoundReport;
 use meristem_device::random::{Purpose, Rng};
 
 use crate::checkpoint::{Checkpoints, Current};
-use crate::env::{Env, HostOptions, Population, SavedEnv};
+use crate::env::{HostOptions, Population, SavedEnv};
 use crate::error::{Error, Result};
-use crate::external::Continuation;
+use crate::external::{Continuation, Searcher};
 use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::{Event, StepCompleted};
 use crate::record::journal::{Journal, KeptEvent};
+use crate::record::run_folder::RunFolder;
 use crate::record::totals::Totals;
 use crate::resources::{Replicas, Resources};
 use crate::setup::Setup;
 use crate::setup::controllers::AnyController;
 use crate::step::{StepContext, step, visit};
-use crate::sweep::{Change, EndReason, Sweep};
+use crate::sweep::Sweep;
 
 /// An episode in progress.
 pub(crate) struct Episode<'a, 'j> {
@@ -36,6 +35,10 @@ pub(crate) struct Episode<'a, 'j> {
     /// Totals of all ranks; only meaningful on rank 0.
     pub(crate) totals: &'a mut Totals,
     pub(crate) sweep: &'a mut Sweep,
+    /// The program's search over settings of members, if there is one.
+    pub(crate) searcher: Option<&'a mut Box<dyn Searcher>>,
+    /// Folder of the run, if it has one.
+    pub(crate) folder: Option<&'a RunFolder>,
     pub(crate) round: usize,
     pub(crate) checkpoints: &'a Checkpoints,
 }
@@ -76,10 +79,9 @@ impl<'j> Episode<'_, 'j> {
             }
             Start::At(step, saved) => (step, self.restore_population(saved)?),
         };
-        self.select_envs(&mut population, Sweep::trains);
         let mut steps = first;
         let mut interrupted = false;
-        for step in first..self.setup.config.steps {
+        for step in first..self.setup.config.steps_of_round() {
             if population.envs.is_empty() {
                 break;
             }
@@ -92,16 +94,14 @@ impl<'j> Episode<'_, 'j> {
             let config = &self.setup.config;
             interrupted |= config.stop_after == Some(round * config.steps + steps);
             // After the last step of a round, `PreparedRun` writes the checkpoint.
-            if steps < self.setup.config.steps {
+            if steps < self.setup.config.steps_of_round() {
                 self.checkpoint(&mut population, steps, interrupted)?;
             }
             if interrupted {
                 break;
             }
         }
-        let complete = steps == self.setup.config.steps || population.envs.is_empty();
-        // All envs are reported, also those of members that have ended.
-        self.select_envs(&mut population, |_, _| true);
+        let complete = steps == self.setup.config.steps_of_round() || population.envs.is_empty();
         // A policy does not learn from an incomplete episode.
         let policy = if complete { self.end_round(&population, steps)? } else { None };
         Ok(EndedEpisode { population, steps, complete, interrupted, policy })
@@ -162,24 +162,54 @@ impl<'j> Episode<'_, 'j> {
         for (env, replicas) in saved.iter().zip(&mut self.resources.replicas) {
             replicas.restore(&env.tensors.exchange);
         }
-        Population::restore(self.setup, &self.host_options(), saved)
+        let options = self.host_options(|_, env| saved.iter().any(|saved| saved.index == env));
+        let mut population = Population::restore(self.setup, &options, saved)?;
+        self.retire(&mut population)?;
+        self.serve(&population)?;
+        Ok(population)
     }
 
     fn fresh_population(&mut self) -> Result<Population> {
         self.resources.replicas.iter_mut().for_each(Replicas::forget);
-        let envs = self.resources.devices.envs();
-        let numbers = envs.map(|env| self.setup.config.env_number(env));
-        numbers.for_each(|number| self.controller.get().begin_episode(number));
-        Population::new(self.setup, &self.host_options())
+        let population = match self.sweep.is_without_members() {
+            true => self.fresh_envs(|_, _| true)?,
+            false => self.begin_members(0)?,
+        };
+        self.serve(&population)?;
+        Ok(population)
     }
 
-    /// Options of the hosts of this process's envs.
-    fn host_options(&self) -> Vec<HostOptions<'_>> {
-        let Self { setup, resources, .. } = self;
+    /// Fresh envs, selected by number.
+    pub(super) fn fresh_envs(
+        &mut self,
+        is_selected: impl Fn(&Self, usize) -> bool,
+    ) -> Result<Population> {
+        let options = self.host_options(is_selected);
+        let numbers: Vec<usize> = options.iter().map(|options| options.index).collect();
+        let population = Population::new(self.setup, &options)?;
+        for number in numbers {
+            let number = self.setup.config.env_number(number);
+            self.controller.get().begin_episode(number);
+        }
+        Ok(population)
+    }
+
+    /// Options of the hosts of some envs of this process, selected by number.
+    pub(super) fn host_options(
+        &self,
+        is_selected: impl Fn(&Self, usize) -> bool,
+    ) -> Vec<HostOptions<'_>> {
+        let Self { setup, resources, sweep, .. } = self;
         let (seed, config) = (self.seed(), &setup.config);
         let batch_log = if config.log_batches { resources.train.len().max(1) } else { 1 };
         let streams = resources.devices.streams_by_env();
-        streams.map(|(index, stream)| HostOptions { index, stream, seed, batch_log }).collect()
+        let selected = streams.filter(|(index, _)| is_selected(self, *index));
+        selected
+            .map(|(index, stream)| {
+                let begun = sweep.begun(index);
+                HostOptions { index, stream, seed, batch_log, begun }
+            })
+            .collect()
     }
 
     /// Seed of the round's hosts.
@@ -243,87 +273,6 @@ impl<'j> Episode<'_, 'j> {
         }
         self.change_members(population, when, diverged)?;
         Ok(stops.contains(&true))
-    }
-
-    /// Ends members and copies members, as the scheduler decides after a step. Waits for the
-    /// devices if a member is copied.
-    ///
-    /// # Errors
-    /// The error of a diverged env, if no member is left because all have diverged; out of memory,
-    /// a device failure.
-    fn change_members(
-        &mut self,
-        population: &mut Population,
-        when: StepPosition,
-        diverged: Vec<(usize, Error)>,
-    ) -> Result<()> {
-        let StepPosition { round, step } = when;
-        let count = self.sweep.members.len();
-        if count == 0 {
-            return Ok(());
-        }
-        let scores = |env: &Env| (env.index, env.grown.control_score());
-        self.sweep.add_scores(&population.envs.iter().map(scores).collect::<Vec<_>>());
-        let of_diverged: BTreeSet<usize> = diverged.iter().map(|(env, _)| env % count).collect();
-        let end = |member| Change::End { member, reason: EndReason::Diverged };
-        let mut changes: Vec<Change> = of_diverged.into_iter().map(end).collect();
-        changes.iter().for_each(|change| self.sweep.record(change));
-        let others = self.sweep.changes(&self.setup.config, step + 1);
-        for change in &others {
-            if let Change::Copy { member, from, settings } = change {
-                self.setup.set_member(*member, settings)?;
-                let options = self.host_options().into_iter().find(|own| own.index == *member);
-                let copy = |options| population.copy(self.setup, *from, options);
-                options.map_or(Ok(()), copy)?;
-                let number = |env: usize| self.setup.config.env_number(env);
-                self.controller.get().copy_env(number(*from), number(*member));
-            }
-            self.sweep.record(change);
-        }
-        changes.extend(others);
-        if changes.is_empty() {
-            return Ok(());
-        }
-        let left = self.sweep.trained().count();
-        let mut changes = changes.into_iter().peekable();
-        while let Some(change) = changes.next() {
-            self.journal.announce(match change {
-                Change::Copy { member, from, settings } => {
-                    let settings = settings.to_string();
-                    Event::MemberCopied { member, from, round, step, settings }
-                }
-                Change::End { member, reason } => {
-                    let mut members = vec![member];
-                    let same = |next: &Change| match next {
-                        Change::End { reason: other, .. } => *other == reason,
-                        Change::Copy { .. } => false,
-                    };
-                    while let Some(Change::End { member, .. }) = changes.next_if(same) {
-                        members.push(member);
-                    }
-                    Event::MembersEnded { members, round, step, reason: reason.into(), left }
-                }
-            });
-        }
-        self.select_envs(population, Sweep::trains);
-        // Some members of another run end as they ended there.
-        let is_part = self.setup.config.env_numbers.is_some();
-        match diverged.into_iter().next() {
-            Some((_, error)) if self.sweep.all_diverged() && !is_part => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Trains, in a run with members, only the envs that `is_trained` selects.
-    fn select_envs(
-        &mut self,
-        population: &mut Population,
-        is_trained: impl Fn(&Sweep, usize) -> bool,
-    ) {
-        if !self.sweep.is_without_members() {
-            population.select(|env| is_trained(self.sweep, env));
-            self.resources.select(&population.numbers());
-        }
     }
 
     /// Ends the round: a learning controller updates its policy.

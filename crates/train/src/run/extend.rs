@@ -71,6 +71,11 @@ pub(crate) fn check(
         );
         return refused("steps", now, expected);
     }
+    if let Some(places) = began.places {
+        let expected =
+            format!("{steps}, after which members have left their {places} places, or {anew}");
+        return refused("steps", now, expected);
+    }
     if began.scheduler.looks_ahead() {
         let scheduler = began.scheduler;
         let expected =

@@ -14,6 +14,8 @@ mod begin;
 mod episode;
 mod extend;
 mod files;
+mod member_changes;
+mod memory;
 mod prepared;
 mod replay;
 mod results;

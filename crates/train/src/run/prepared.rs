@@ -10,13 +10,14 @@ use super::begin::{Begin, Begun, Resumed};
 use super::episode::{EndedEpisode, Episode, Start};
 use super::extend::RunLength;
 use super::files::RunFiles;
+use super::memory::try_envs;
 use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
 use crate::config::TrainConfig;
-use crate::env::{EnvTensors, HostOptions, Population, SavedEnv};
+use crate::env::{EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
-use crate::external::{Custom, External};
+use crate::external::{Custom, External, Searcher};
 use crate::input_file::{InputFile, checksum};
 use crate::position::StepPosition;
 use crate::processes::World;
@@ -31,7 +32,7 @@ use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
-use crate::settings::{CommKind, Member, TaskKind};
+use crate::settings::{CommKind, Member, Sampler, TaskKind};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Names, Setup, residency};
 use crate::step::report;
@@ -44,6 +45,7 @@ pub(crate) struct PreparedRun {
     controller: AnyController,
     totals: Totals,
     sweep: Sweep,
+    searcher: Option<Box<dyn Searcher>>,
     /// Also has the results of the completed rounds.
     checkpoints: Checkpoints,
     /// Whether this process has completed a step.
@@ -86,6 +88,11 @@ impl PreparedRun {
         files: &RunFiles,
         world: &mut World,
     ) -> Result<Self> {
+        if config.sampler == Sampler::External && custom.searcher.is_none() {
+            let expected = "random or sobol; with external a program chooses the settings of \
+                            members: meristem.optuna in Python, a Searcher in Rust";
+            return Err(Error::value("sampler", config.sampler, expected));
+        }
         let _span = devices.span(|| "prepare");
         let dataset_files = cache::files(&names.spec)?;
         let splits = Splits::load(&devices, &dataset_files, residency(config))?;
@@ -113,7 +120,8 @@ impl PreparedRun {
         let checkpoints = Checkpoints { store, identity, computed, extended, rounds, envs };
         let sweep = Sweep::new(&setup.config);
         let (totals, warm) = (Totals::default(), false);
-        Ok(Self { setup, resources, controller, totals, sweep, checkpoints, warm })
+        let searcher = custom.searcher;
+        Ok(Self { setup, resources, controller, totals, sweep, searcher, checkpoints, warm })
     }
 
     /// Checks that all processes have equal settings, data and files.
@@ -232,7 +240,7 @@ impl PreparedRun {
         extended.into_iter().for_each(|extended| journal.announce(Event::RunExtended(extended)));
         if !ended.is_empty() {
             let (round, step) = (next.round, next.step.saturating_sub(1));
-            let (reason, left) = (EndReason::Planned.into(), self.sweep.trained().count());
+            let (reason, left) = (EndReason::Planned.into(), self.sweep.left());
             journal.announce(Event::MembersEnded { members: ended, round, step, reason, left });
         }
         let result = self.rounds(folder, world, &mut journal, next, envs);
@@ -279,7 +287,7 @@ impl PreparedRun {
         let shown = board.map_or(Ok(()), LiveBoard::finish);
         let path = folder.map_or(Path::new(""), RunFolder::path);
         if let Some(folder) = folder.filter(|_| outcome.status == Status::Failed) {
-            write_newest(&self.setup.interface, folder, self.checkpoints.rounds.len());
+            write_newest(&self.setup, folder, self.checkpoints.rounds.len());
         }
         let mut summary = self.summary(path, outcome, seconds, dropped);
         summary.trace = traced.as_ref().ok().cloned().flatten();
@@ -303,9 +311,11 @@ impl PreparedRun {
     ) -> Result<Status> {
         let rounds = self.setup.config.rounds;
         for round in next.round..rounds {
-            let start = match std::mem::take(&mut envs) {
-                saved if saved.is_empty() => Start::Fresh,
-                saved => Start::At(next.step, saved),
+            let start = match next {
+                StepPosition { round: of, step: 1.. } if of == round => {
+                    Start::At(next.step, std::mem::take(&mut envs))
+                }
+                _ => Start::Fresh,
             };
             let ended = self.round(folder, world, journal, round, start)?;
             let last = round + 1 == rounds && ended.complete;
@@ -341,6 +351,8 @@ impl PreparedRun {
             world,
             totals: &mut self.totals,
             sweep: &mut self.sweep,
+            searcher: self.searcher.as_mut(),
+            folder,
             round,
             checkpoints: &self.checkpoints,
         };
@@ -348,8 +360,9 @@ impl PreparedRun {
         let _report = self.resources.devices.span(|| "report and save");
         let own = report::report(&mut self.resources, &self.setup, &mut ended.population)?;
         let of_member = |env| in_sweep(&self.sweep, &self.setup.config, env);
-        let own: Vec<EnvSummary> = own.into_iter().map(of_member).collect();
-        self.checkpoints.envs = world.gather_envs(own)?.concat();
+        let own = own.into_iter().map(of_member).chain(self.sweep.results.clone());
+        self.checkpoints.envs = world.gather_envs(own.collect::<Vec<EnvSummary>>())?.concat();
+        self.checkpoints.envs.sort_by_key(|env| env.env);
         self.checkpoints.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
         write_weights(&self.setup.interface, folder, world, &ended.population.envs)?;
         self.checkpoints.rounds.push(round_summary(&self.checkpoints.envs, round, &ended));
@@ -434,11 +447,12 @@ impl PreparedRun {
     /// # Errors
     /// [`Error::Checkpoint`] or [`Error::Value`]: the checkpoint belongs to another run.
     pub(super) fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Resumed> {
+        let numbers = checkpoint.env_numbers(self.setup.config.envs);
         let Checkpoint { progress, envs, controller } = checkpoint;
         let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
         self.checkpoints.identity.check(file, &progress.identity)?;
         let in_a_round = progress.next.step > 0;
-        if in_a_round && envs.len() != self.setup.config.envs {
+        if in_a_round && envs.len() != numbers.len() {
             return Err(unfit(format!("it has {} envs", envs.len())));
         }
         let saved = |env: &EnvTensors, rank| Replicas::has_saved(&env.exchange, rank);
@@ -461,6 +475,10 @@ impl PreparedRun {
                 settings.map_or(Ok(()), |own| self.setup.set_member(number, &own))?;
             }
             self.sweep = progress.sweep;
+            if !in_a_round {
+                // Checkpoints of older versions say that all members have begun.
+                self.sweep.members.iter_mut().for_each(|member| member.begun = None);
+            }
         }
         let ended = self.sweep.end_now(&self.setup.config)?;
         let config = &self.setup.config;
@@ -476,8 +494,10 @@ impl PreparedRun {
         self.checkpoints.extended.extend(extended);
         (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
         let own = self.resources.devices.envs();
-        let envs = progress.envs.into_iter().zip(envs).skip(own.start).take(own.len());
-        let envs = envs.map(|(state, tensors)| SavedEnv { state, tensors }).collect();
+        let envs = numbers.into_iter().zip(progress.envs.into_iter().zip(envs));
+        let envs = envs.filter(|(index, _)| own.contains(index));
+        let envs = envs.map(|(index, (state, tensors))| SavedEnv { index, state, tensors });
+        let envs = envs.collect();
         Ok(Resumed { next: progress.next, envs, events: progress.events, extended, ended })
     }
 }
@@ -493,14 +513,4 @@ struct RunOutcome {
     status: Status,
     error: Option<String>,
     memory: MemorySummary,
-}
-
-/// Creates all envs of a round and drops them, so that too little memory is found before the run
-/// begins.
-fn try_envs(setup: &Setup, resources: &Resources) -> Result<()> {
-    let (seed, batch_log) = (setup.config.seed, 1);
-    let streams = resources.devices.streams_by_env();
-    let options: Vec<_> =
-        streams.map(|(index, stream)| HostOptions { index, stream, seed, batch_log }).collect();
-    Population::new(setup, &options)?.prepare_training(&resources.batch_sizes)
 }

@@ -41,18 +41,25 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         return Err(Error::value("member", member, expected));
     }
     check_alone(&began, member)?;
-    let lineage = MemberHistory::read(&began, &folder.join("events.jsonl"))?.lineage(member)?;
+    let history = MemberHistory::read(&began, &folder.join("events.jsonl"))?;
+    let lineage = history.lineage(member)?;
     let wrong = |error| Error::value("member", member, error);
     let trained = distinct(&lineage);
     let envs = trained.iter().flat_map(|own| (*own..began.envs).step_by(members.len()));
     let numbers: Vec<usize> = envs.map(|env| began.env_number(env)).collect();
-    let first = trained.iter().map(|own| members[*own].clone()).collect();
+    let first = trained.iter().map(|own| match history.begun.get(own) {
+        Some((_, settings)) => Member::parse(settings).map_err(wrong),
+        None => Ok(members[*own].clone()),
+    });
+    let first = first.collect::<Result<_>>()?;
     let of_member = ConfigLayer {
         envs: Some(numbers.len()),
         members: Some(Some(Members::new(first).map_err(wrong)?)),
         member_changes: Some(changes(&lineage, began.steps)),
         env_numbers: Some(Some(Numbers::new(numbers).map_err(wrong)?)),
         scheduler: Some(Scheduler::None),
+        sampler: None,
+        places: None,
         export: None,
         name: None,
         ..settings
@@ -120,12 +127,17 @@ fn changes(lineage: &[Part], steps: usize) -> Option<PlannedChanges> {
     (!changes.is_empty()).then(|| PlannedChanges::new(changes))
 }
 
-/// Ends and copies of members, from the events of a run.
+/// Beginnings, ends and copies of members, from the events of a run.
 #[derive(Default)]
 struct MemberHistory {
-    /// Number of steps of the run.
+    /// Number of steps of the run so far.
     steps: usize,
-    /// Members that have ended, each with the number of its steps.
+    /// Most steps of a member.
+    steps_max: usize,
+    /// Members that have begun during the run or with settings that a program chose: their first
+    /// step and their settings.
+    begun: BTreeMap<usize, (usize, String)>,
+    /// Members that have ended, each with the number of its own steps.
     ended: BTreeMap<usize, usize>,
     /// Copies, by time.
     copies: Vec<Copied>,
@@ -144,7 +156,8 @@ impl MemberHistory {
     fn new(began: &TrainConfig) -> Self {
         let planned = began.member_changes.iter().flat_map(PlannedChanges::all);
         let first = planned.filter(|change| change.steps == 0 && change.copy.is_none());
-        Self { ended: first.map(|change| (change.member, 0)).collect(), ..Self::default() }
+        let ended = first.map(|change| (change.member, 0)).collect();
+        Self { steps_max: began.steps, ended, ..Self::default() }
     }
 
     fn read(began: &TrainConfig, path: &Path) -> Result<Self> {
@@ -162,8 +175,13 @@ impl MemberHistory {
     fn note(&mut self, event: Event) {
         match event {
             Event::StepCompleted(done) => self.steps = self.steps.max(done.step + 1),
+            Event::MemberBegun { member, step, settings, .. } => {
+                self.begun.insert(member, (step, settings));
+            }
             Event::MembersEnded { members, step, .. } => {
-                self.ended.extend(members.into_iter().map(|member| (member, step + 1)));
+                let own = |member| (member, step + 1 - self.first_step(member).min(step));
+                let ended: Vec<_> = members.into_iter().map(own).collect();
+                self.ended.extend(ended);
             }
             Event::MemberCopied { member, from, step, settings, .. } => {
                 self.ended.remove(&member);
@@ -173,9 +191,15 @@ impl MemberHistory {
         }
     }
 
+    /// The first step of a member.
+    fn first_step(&self, member: usize) -> usize {
+        self.begun.get(&member).map_or(0, |(step, _)| *step)
+    }
+
     /// The lineage of a member, from its last step back to the member that was no copy.
     fn lineage(&self, member: usize) -> Result<Vec<Part>> {
-        let (mut own, mut end) = (member, *self.ended.get(&member).unwrap_or(&self.steps));
+        let steps = self.steps.saturating_sub(self.first_step(member)).min(self.steps_max);
+        let (mut own, mut end) = (member, *self.ended.get(&member).unwrap_or(&steps));
         if end == 0 {
             return Err(Error::value("member", member, "a member that was trained"));
         }
@@ -210,7 +234,9 @@ mod tests {
             copied(1, 3, 4, "lr=0.3"),
             copied(2, 0, 6, "lr=0.5"),
         ];
-        let history = MemberHistory { steps: 8, ended: BTreeMap::from([(2, 6)]), copies };
+        let ended = BTreeMap::from([(2, 6)]);
+        let history =
+            MemberHistory { steps: 8, steps_max: 8, ended, copies, ..MemberHistory::default() };
         let changes = |member| changes(&history.lineage(member).unwrap(), 8);
         let members = |member| distinct(&history.lineage(member).unwrap());
         assert_eq!(members(0), [2, 1, 0]);
@@ -228,7 +254,7 @@ mod tests {
     #[test]
     fn a_member_may_occur_twice() {
         let copies = vec![copied(0, 1, 2, "lr=0.2"), copied(1, 0, 4, "lr=0.3")];
-        let history = MemberHistory { steps: 6, ended: BTreeMap::new(), copies };
+        let history = MemberHistory { steps: 6, steps_max: 6, copies, ..MemberHistory::default() };
         let lineage = history.lineage(1).unwrap();
         assert_eq!(distinct(&lineage), [0, 1]);
         let expected = r#"["end 0@0","copy 0 from 1@2: lr=0.2","end 1@2",

@@ -8,7 +8,7 @@ use crate::record::events::{Event, RunStarted};
 use crate::record::summary::{DatasetSummary, EnvSummary, RoundSummary};
 use crate::resources::Resources;
 use crate::setup::Setup;
-use crate::sweep::Sweep;
+use crate::sweep::{EndReason, Sweep};
 
 /// The first event of a run.
 pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
@@ -32,7 +32,8 @@ pub(super) fn run_started(setup: &Setup, resources: &Resources) -> Event {
             .map(Member::to_string)
             .collect(),
         rounds: config.rounds,
-        steps: config.steps,
+        steps: config.steps_of_round(),
+        places: config.places,
         batches: resources.train.len(),
         epoch: config.epoch,
         images_per_step: resources.images_per_step,
@@ -107,7 +108,7 @@ pub(super) fn in_sweep(sweep: &Sweep, config: &TrainConfig, env: EnvSummary) -> 
         member: Some(sweep.settings(config, number).to_string()),
         member_number: Some(number),
         steps: Some(member.scores.len()),
-        ended: member.ended.map(Into::into),
+        ended: member.ended.filter(|reason| *reason != EndReason::Complete).map(Into::into),
         ..env
     }
 }

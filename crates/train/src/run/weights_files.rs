@@ -11,6 +11,7 @@ use crate::error::{Error, Result};
 use crate::processes::World;
 use crate::record::run_folder::{RunFolder, weights_name, write_whole};
 use crate::record::summary::EnvSummary;
+use crate::setup::Setup;
 use crate::setup::weights::{self, Interface};
 
 /// Writes the current weights of all envs. Waits for the devices.
@@ -23,7 +24,7 @@ pub(super) fn write_weights(
     world: &mut World,
     envs: &[Env],
 ) -> Result<()> {
-    for (nth, Env { index, grown, .. }) in envs.iter().enumerate() {
+    for Env { index, grown, .. } in envs {
         let TrainedHost { network, host, .. } = grown;
         let name = PathBuf::from(weights_name(*index));
         let own = || {
@@ -32,7 +33,8 @@ pub(super) fn write_weights(
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {
-            folder.write_weights(rank * envs.len() + nth, bytes)?;
+            // Each of several processes has as many envs.
+            folder.write_weights(rank * envs.len() + index, bytes)?;
         }
     }
     Ok(())
@@ -40,23 +42,25 @@ pub(super) fn write_weights(
 
 /// Writes the weights of a failed run's newest checkpoint, unless one of the `rounds` completed
 /// rounds wrote later ones. A failure is only logged, because the run's own failure is reported.
-pub(super) fn write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) {
-    if let Err(error) = try_write_newest(interface, folder, rounds) {
+pub(super) fn write_newest(setup: &Setup, folder: &RunFolder, rounds: usize) {
+    if let Err(error) = try_write_newest(setup, folder, rounds) {
         let path = folder.path().display();
         tracing::warn!(%path, %error, "weights of a failed run not written");
     }
 }
 
-fn try_write_newest(interface: &Interface, folder: &RunFolder, rounds: usize) -> Result<()> {
+fn try_write_newest(setup: &Setup, folder: &RunFolder, rounds: usize) -> Result<()> {
     let Some((file, bytes)) = Store::new(folder.directory())?.newest()? else { return Ok(()) };
-    let Checkpoint { progress, envs, .. } = Checkpoint::from_bytes(&file, &bytes)?;
+    let checkpoint = Checkpoint::from_bytes(&file, &bytes)?;
+    let numbers = checkpoint.env_numbers(setup.config.envs);
+    let Checkpoint { progress, envs, .. } = checkpoint;
     if progress.next.round < rounds {
         return Ok(());
     }
     // Between rounds a checkpoint has no envs, and the weights of the last round are written.
-    for (index, (state, tensors)) in progress.envs.iter().zip(&envs).enumerate() {
-        let name = PathBuf::from(weights_name(index));
-        let bytes = weights::to_bytes(&name, &tensors.grown.weights, &state.topology, interface)?;
+    for (index, (state, tensors)) in numbers.into_iter().zip(progress.envs.iter().zip(&envs)) {
+        let (name, weights) = (PathBuf::from(weights_name(index)), &tensors.grown.weights);
+        let bytes = weights::to_bytes(&name, weights, &state.topology, &setup.interface)?;
         folder.write_weights(index, &bytes)?;
     }
     Ok(())
@@ -72,7 +76,7 @@ pub(super) fn export_best(target: &Path, envs: &[EnvSummary], folder: &RunFolder
     let better =
         |a: &usize, b: &usize| score(&envs[*a]).total_cmp(&score(&envs[*b])).then(b.cmp(a));
     let best = (0..envs.len()).max_by(better).unwrap_or(0);
-    let name = weights_name(best);
+    let name = weights_name(envs.get(best).map_or(0, |env| env.env));
     let read = folder.weights().read(&name, u64::MAX);
     let read = read.and_then(|bytes| bytes.ok_or_else(|| io::ErrorKind::NotFound.into()));
     let path = folder.weights().path().join(name);

@@ -362,8 +362,11 @@ impl Setup {
     /// # Errors
     /// Settings that do not fit the run.
     pub(crate) fn set_member(&mut self, number: usize, settings: &settings::Member) -> Result<()> {
-        let config = self.config.of_member(settings);
-        config.validate().map_err(|error| error.in_member(number))?;
+        let config = self.config.of_new_member(settings).and_then(|config| {
+            config.validate()?;
+            Ok(config)
+        });
+        let config = config.map_err(|error| error.in_member(number))?;
         let names = MemberNames::resolve(config)?;
         self.members[number] = Member::new(names, &self.image, &self.info)?;
         Ok(())

@@ -79,7 +79,8 @@ fn roll_back(
         context.diverged.push((index, error));
     }
     let env = &mut context.population.envs[nth];
-    let (cause, control_loss) = (env.governor.cause(step), env.grown.control_loss());
+    let cause = env.governor.cause(env.grown.own_step(step));
+    let control_loss = env.grown.control_loss();
     let before = ModulesBefore::new(env);
     let changes = env.restore_snapshot(context.setup)?;
     context.resources.replicas.iter_mut().for_each(Replicas::forget);
@@ -94,10 +95,10 @@ fn roll_back(
         failure,
         train_loss: env.grown.train_loss(),
         control_loss,
-        restored_step,
+        restored_step: restored_step.map(|own| env.grown.step_of_round(own)),
         pruned,
         penalty: cause.map_or(0.0, |_| rules.penalty),
-        cause_step: cause,
+        cause_step: cause.map(|own| env.grown.step_of_round(own)),
     });
     changes
         .iter()
@@ -114,10 +115,11 @@ pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
         (context.setup.config.governor, context.hot_policy(), context.when.step);
     let mut due: Vec<&mut Env> = vec![];
     for env in &mut context.population.envs {
+        let own_step = env.grown.own_step(step);
         if env.has_changed() {
-            env.governor.changed = Some(step);
+            env.governor.changed = Some(own_step);
         }
-        if env.is_snapshot_due(&rules, step) {
+        if env.is_snapshot_due(&rules, own_step) {
             env.grown.sync(context.setup)?;
             due.push(env);
         }
@@ -132,7 +134,7 @@ pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
     }
     meristem_nn::NetworkFleet::new(networks).take_snapshots(snapshots)?;
     for env in due {
-        (env.governor.snapshot_step, env.governor.failures) = (Some(step), 0);
+        (env.governor.snapshot_step, env.governor.failures) = (Some(env.grown.own_step(step)), 0);
     }
     Ok(())
 }

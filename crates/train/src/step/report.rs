@@ -22,6 +22,9 @@ pub(crate) fn report(
     setup: &Setup,
     population: &mut Population,
 ) -> Result<Vec<EnvSummary>> {
+    if population.envs.is_empty() {
+        return Ok(vec![]);
+    }
     population.envs.iter_mut().try_for_each(|env| env.open_report(setup))?;
     population.twins.iter().try_for_each(|twin| twin.network.reset_metrics())?;
     measure::evaluate_control(resources, population)?;

@@ -6,6 +6,7 @@ use meristem_nn::{Network, observed_weight};
 
 use crate::env::{Env, TrainedHost};
 use crate::error::Result;
+use crate::position::StepPosition;
 use crate::resources::{
     Epoch, EpochScopes, OpenDevices, PassBatches, Resources, STATISTICS_EPOCH, ScopedDevice,
     labelled,
@@ -18,32 +19,37 @@ use crate::step::permitted;
 /// # Errors
 /// A device failure, a forbidden operation in the inner loop.
 pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
-    let epoch = (context.when.round * context.setup.config.steps + context.when.step) as u64;
-    train_epoch(context, epoch)?;
+    train_epoch(context)?;
     recompute_statistics(context)
 }
 
-/// The inner loop: trains every network on every batch of the epoch. A hot scope counts copies,
+/// The inner loop: trains every network on every batch of its epoch. A hot scope counts copies,
 /// waits and allocations, and refuses forbidden ones.
-fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
+fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _span = context.resources.devices.span(|| "train_epoch");
     let policy = context.epoch_policy();
+    let StepPosition { round, step } = context.when;
+    let steps = context.setup.config.steps;
+    let epoch = |trained: &TrainedHost| (round * steps + trained.own_step(step)) as u64;
     let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
     let (devices, journal) = (&*devices, &mut *context.journal);
     let pass = PassBatches::new(train, train.len(), train_batches.len());
     let limits = |device: &ScopedDevice| permitted::train_step(device, pass);
     let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
     let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
-        (Some(replicas), [Env { index, grown: TrainedHost { network, .. }, .. }]) => {
+        (Some(replicas), [Env { index, grown, .. }]) => {
+            let (epoch, network) = (epoch(grown), &mut grown.network);
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
             let statistics = |pass| statistics_scopes(devices, policy, pass);
             let scopes = EpochScopes { train: &scopes, statistics: &statistics };
             replicas.train_epoch(epoch, train, network, &scopes, &mut observed)?
         }
         _ => {
-            train.start_epoch(epoch)?;
-            let scopes = scopes();
             let numbers = context.population.numbers();
+            let epochs: Vec<u64> =
+                context.population.envs.iter().map(|env| epoch(&env.grown)).collect();
+            train.start_epochs(|number| epochs[place(number, &numbers)])?;
+            let scopes = scopes();
             let mut fleets = context.population.fleets();
             let mut batches = 0;
             while let Some(next) = train.next()? {
@@ -72,7 +78,12 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
 
 /// Places of the envs with these batches among the envs in training, which have these numbers.
 fn places(batches: &[Batch], numbers: &[usize]) -> Vec<usize> {
-    batches.iter().map(|batch| numbers.partition_point(|number| *number < batch.env)).collect()
+    batches.iter().map(|batch| place(batch.env, numbers)).collect()
+}
+
+/// Place of an env among those in training, which have these numbers.
+fn place(env: usize, numbers: &[usize]) -> usize {
+    numbers.partition_point(|number| *number < env)
 }
 
 fn statistics_scopes(

@@ -1,9 +1,10 @@
-//! Members that end early or copy each other (P4, P5).
+//! Members that end early, copy each other, or begin when another has ended (P4, P5).
 //!
 //! After each step a scheduler looks at the control scores of all members and decides which of them
-//! end, and in population-based training which copy others. A member that has ended is not trained
-//! any more and keeps its weights. Decisions are a pure function of settings, seed and scores, so a
-//! run that was killed makes the same decisions again.
+//! end, and in population-based training which copy others. With the setting `places`, a member
+//! that ends gives its place to the next one, which makes all steps of its own. A member that has
+//! ended is evaluated, and its weights are written. Decisions are a pure function of settings, seed
+//! and scores, so a run that was killed makes the same decisions again.
 //!
 //! - here: the state of all members, which a checkpoint stores;
 //! - `rules`: the decisions of the schedulers.
@@ -18,8 +19,9 @@ use serde::{Deserialize, Serialize};
 use crate::config::TrainConfig;
 use crate::config::types::{Member, PlannedChange, PlannedChanges, Scheduler};
 use crate::error::{Error, Result};
+use crate::record::summary::EnvSummary;
 
-/// Reason for which a member has ended before the last step.
+/// Reason for which a member has ended before the last step of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
@@ -33,6 +35,10 @@ pub enum EndReason {
     Diverged,
     /// The settings of the run say so.
     Planned,
+    /// It has made all its steps, and another member gets its place.
+    Complete,
+    /// The program that trains the members said so ([`Searcher`](crate::Searcher)).
+    Stopped,
 }
 
 impl EndReason {
@@ -44,6 +50,8 @@ impl EndReason {
             Self::Patience => "patience",
             Self::Diverged => "diverged",
             Self::Planned => "planned",
+            Self::Complete => "complete",
+            Self::Stopped => "stopped",
         }
     }
 
@@ -55,6 +63,8 @@ impl EndReason {
             Self::Patience => "no better score for too long",
             Self::Diverged => "training failed",
             Self::Planned => "as planned",
+            Self::Complete => "all steps made",
+            Self::Stopped => "stopped by the program",
         }
     }
 }
@@ -76,9 +86,10 @@ pub fn losers(
     let member = |(number, scores): (usize, &Vec<f64>)| MemberState {
         ended: ended.contains(&number).then_some(EndReason::Planned),
         scores: scores.clone(),
-        settings: None,
+        ..MemberState::begun(0)
     };
-    let sweep = Sweep { members: scores.iter().enumerate().map(member).collect() };
+    let members = scores.iter().enumerate().map(member).collect();
+    let sweep = Sweep { members, ..Sweep::default() };
     let ended = |change| match change {
         Change::End { member, .. } => Some(member),
         Change::Copy { .. } => None,
@@ -95,9 +106,33 @@ pub(crate) struct MemberState {
     pub(crate) ended: Option<EndReason>,
     /// Its settings, if they differ from those at the beginning of the run.
     pub(crate) settings: Option<String>,
+    /// Step of the run with which it began, or with which the member began that it is a copy of;
+    /// `None` while it waits for a place.
+    #[serde(default = "at_the_start")]
+    pub(crate) begun: Option<usize>,
+}
+
+/// In runs without places all members begin with the first step.
+fn at_the_start() -> Option<usize> {
+    Some(0)
 }
 
 impl MemberState {
+    /// A member that begins with a step of the run.
+    fn begun(step: usize) -> Self {
+        Self { begun: Some(step), ..Self::default() }
+    }
+
+    /// Whether it is in training.
+    fn trains(&self) -> bool {
+        self.begun.is_some() && self.ended.is_none()
+    }
+
+    /// Whether it has not begun yet.
+    fn waits(&self) -> bool {
+        self.begun.is_none() && self.ended.is_none()
+    }
+
     /// The last score.
     fn score(&self) -> f64 {
         self.scores.last().copied().unwrap_or(f64::NEG_INFINITY)
@@ -127,15 +162,40 @@ pub(crate) enum Change {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sweep {
     pub(crate) members: Vec<MemberState>,
+    /// Results of the envs whose members have ended or are complete. Their weights are in the
+    /// folder of the run.
+    #[serde(default)]
+    pub(crate) results: Vec<EnvSummary>,
 }
 
 impl Sweep {
     /// The members of a run at its beginning; none if it has no `members`.
     pub(crate) fn new(config: &TrainConfig) -> Self {
         let count = config.members.as_ref().map_or(0, |members| members.all().len());
-        let mut sweep = Self { members: vec![MemberState::default(); count] };
+        let mut sweep = Self { members: vec![MemberState::default(); count], results: vec![] };
         Self::planned(config, 0).iter().for_each(|change| sweep.record(change));
         sweep
+    }
+
+    /// The members that begin with step `step`, because there are free places: the first ones that
+    /// wait.
+    pub(crate) fn next(&self, config: &TrainConfig) -> Vec<usize> {
+        let free = config.places().saturating_sub(self.trained().count());
+        let waiting = self.members.iter().enumerate().filter(|(_, member)| member.waits());
+        waiting.map(|(number, _)| number).take(free).collect()
+    }
+
+    /// Begins a member with step `step` of the run.
+    pub(crate) fn begin(&mut self, member: usize, step: usize, settings: Option<&Member>) {
+        let state = &mut self.members[member];
+        state.begun = Some(step);
+        state.settings = settings.map(Member::to_string);
+    }
+
+    /// Step of the run with which an env began.
+    pub(crate) fn begun(&self, env: usize) -> usize {
+        let member = env.checked_rem(self.members.len());
+        member.and_then(|member| self.members[member].begun).unwrap_or(0)
     }
 
     /// Whether the run has no members.
@@ -152,7 +212,7 @@ impl Sweep {
     pub(crate) fn trains(&self, env: usize) -> bool {
         match self.members.len() {
             0 => true,
-            count => self.members[env % count].ended.is_none(),
+            count => self.members[env % count].trains(),
         }
     }
 
@@ -173,9 +233,14 @@ impl Sweep {
         }
     }
 
+    /// Number of members that have not ended.
+    pub(crate) fn left(&self) -> usize {
+        self.members.iter().filter(|member| member.ended.is_none()).count()
+    }
+
     /// The members in training, with their numbers.
     pub(crate) fn trained(&self) -> impl Iterator<Item = (usize, &MemberState)> {
-        self.members.iter().enumerate().filter(|(_, member)| member.ended.is_none())
+        self.members.iter().enumerate().filter(|(_, member)| member.trains())
     }
 
     /// The settings of a member.
@@ -186,13 +251,13 @@ impl Sweep {
         own.or_else(first).unwrap_or_default()
     }
 
-    /// The changes after `steps` completed steps, in the order in which they take effect. The last
-    /// step changes nothing.
+    /// The changes after `steps` completed steps of the run, in the order in which they take effect.
+    /// The last step changes nothing.
     pub(crate) fn changes(&self, config: &TrainConfig, steps: usize) -> Vec<Change> {
         if config.member_changes.is_some() {
             return Self::planned(config, steps);
         }
-        if steps >= config.steps {
+        if steps >= config.steps_of_round() {
             return vec![];
         }
         let end = |members: Vec<usize>, reason| {
@@ -202,13 +267,13 @@ impl Sweep {
             Scheduler::None => vec![],
             Scheduler::Halving(reduction) => {
                 let bracket = rules::Bracket::new(self.members.len(), config.steps, reduction);
-                end(bracket.losers(self, 0..self.members.len(), steps), EndReason::Rung)
+                end(bracket.losers(self, 0..self.members.len(), config), EndReason::Rung)
             }
             Scheduler::Hyperband(reduction) => {
                 let all = rules::brackets(self.members.len(), config.steps, reduction);
                 let losers = all
                     .iter()
-                    .flat_map(|(bracket, members)| bracket.losers(self, members.clone(), steps));
+                    .flat_map(|(bracket, members)| bracket.losers(self, members.clone(), config));
                 end(losers.collect(), EndReason::Rung)
             }
             Scheduler::Median(grace) => end(rules::below_median(self, grace), EndReason::Median),
@@ -265,13 +330,24 @@ impl Sweep {
             Change::End { member, reason } => self.members[*member].ended = Some(*reason),
             Change::Copy { member, from, settings } => {
                 // A copy has the history of its origin, whose weights it has.
-                self.members[*member] = MemberState {
-                    scores: self.members[*from].scores.clone(),
-                    ended: None,
-                    settings: Some(settings.to_string()),
-                };
+                let settings = Some(settings.to_string());
+                let ended = None;
+                self.members[*member] =
+                    MemberState { ended, settings, ..self.members[*from].clone() };
+                let count = self.members.len();
+                self.results.retain(|env| env.env % count != *member);
             }
         }
+    }
+
+    /// The ends of the members that have made all their steps, in a run with places.
+    pub(crate) fn complete(&self, config: &TrainConfig) -> Vec<Change> {
+        let complete = |(_, member): &(usize, &MemberState)| {
+            config.places.is_some() && member.scores.len() >= config.steps
+        };
+        let reason = EndReason::Complete;
+        let complete = self.trained().filter(complete);
+        complete.map(|(member, _)| Change::End { member, reason }).collect()
     }
 }
 
@@ -291,6 +367,7 @@ mod tests {
         }
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         let mut sweep = Sweep::new(&config);
+        sweep.next(&config).into_iter().for_each(|member| sweep.begin(member, 0, None));
         assert!(sweep.trains(0) && !sweep.trains(1), "member 1 begins as a copy");
         let end = |member| Change::End { member, reason: EndReason::Planned };
         let settings = Member::parse("lr=0.3").unwrap();
@@ -305,7 +382,8 @@ mod tests {
 
     #[test]
     fn the_score_of_a_member_is_the_mean_of_its_envs() {
-        let mut sweep = Sweep { members: vec![MemberState::default(); 2] };
+        let members = vec![MemberState::begun(0); 2];
+        let mut sweep = Sweep { members, ..Sweep::default() };
         sweep.add_scores(&[(0, Some(0.5)), (1, Some(f64::NAN)), (2, Some(0.7)), (3, Some(0.1))]);
         assert_eq!(sweep.members[0].score(), 0.6);
         assert_eq!(sweep.members[1].score(), f64::NEG_INFINITY);

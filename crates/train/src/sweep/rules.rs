@@ -5,6 +5,7 @@ use std::ops::Range;
 use meristem_device::random::{Purpose, Rng};
 
 use super::Sweep;
+use crate::config::TrainConfig;
 
 /// Share of the members that copy, and that are copied, in population-based training (truncation
 /// selection in Jaderberg et al., "Population Based Training of Neural Networks", 2017).
@@ -29,20 +30,40 @@ impl Bracket {
         Self { steps, reduction, rungs: log(members, reduction).min(log(steps, reduction)) }
     }
 
-    /// The members that end after `steps` completed steps; none if that is not a rung. Equal scores
+    /// The members that end at a rung, which they have reached with their last step. Equal scores
     /// are ranked by number.
-    pub(super) fn losers(self, sweep: &Sweep, members: Range<usize>, steps: usize) -> Vec<usize> {
-        let rung = (1..=self.rungs).find(|rung| self.steps_of(*rung) == steps);
-        let Some(rung) = rung else { return vec![] };
-        // Members that have diverged count among those that do not go on.
-        let kept = (members.len() / self.reduction.pow(self.rungs + 1 - rung)).max(1);
-        let mut own: Vec<usize> =
-            sweep.trained().map(|(number, _)| number).filter(|n| members.contains(n)).collect();
-        own.sort_by(|a, b| {
-            let score = |number: usize| sweep.members[number].score();
-            score(*b).total_cmp(&score(*a)).then(a.cmp(b))
-        });
-        let mut losers = own.split_off(kept.min(own.len()));
+    pub(super) fn losers(
+        self,
+        sweep: &Sweep,
+        members: Range<usize>,
+        config: &TrainConfig,
+    ) -> Vec<usize> {
+        let mut losers = vec![];
+        for rung in (1..=self.rungs).rev() {
+            let steps = self.steps_of(rung);
+            let own = sweep.trained().filter(|(number, _)| members.contains(number));
+            let own: Vec<usize> = own
+                .filter_map(|(number, member)| (member.scores.len() == steps).then_some(number))
+                .collect();
+            let best = match config.places {
+                // Members that have diverged count among those that do not go on.
+                None => {
+                    let kept = members.len() / self.reduction.pow(self.rungs + 1 - rung);
+                    ranked(sweep, own.clone(), steps, kept.max(1))
+                }
+                // Asynchronous successive halving (Li et al., "A System for Massively Parallel
+                // Hyperparameter Tuning", MLSys 2020), where a member is stopped at a rung or goes
+                // on at once, and none is resumed.
+                Some(_) => {
+                    let reached =
+                        members.clone().filter(|n| sweep.members[*n].scores.len() >= steps);
+                    let reached: Vec<usize> = reached.collect();
+                    let kept = reached.len() / self.reduction;
+                    ranked(sweep, reached, steps, kept.max(1))
+                }
+            };
+            losers.extend(own.into_iter().filter(|number| !best.contains(number)));
+        }
         losers.sort_unstable();
         losers
     }
@@ -51,6 +72,14 @@ impl Bracket {
     fn steps_of(self, rung: u32) -> usize {
         self.steps.div_ceil(self.reduction.pow(rung))
     }
+}
+
+/// The best `count` of some members by their scores after `steps` steps.
+fn ranked(sweep: &Sweep, mut members: Vec<usize>, steps: usize, count: usize) -> Vec<usize> {
+    let score = |number: usize| sweep.members[number].scores[steps - 1];
+    members.sort_by(|a, b| score(*b).total_cmp(&score(*a)).then(a.cmp(b)));
+    members.truncate(count);
+    members
 }
 
 /// The largest k with `base`^k at most `n`; 0 if n is 0.
@@ -137,23 +166,32 @@ pub(super) fn exploited(sweep: &Sweep, seed: u64, steps: usize) -> Vec<(usize, u
 mod tests {
     use super::super::{Change, EndReason, MemberState};
     use super::*;
+    use crate::config::ConfigLayer;
+
+    fn config(settings: &[(&str, &str)]) -> TrainConfig {
+        let mut flags = ConfigLayer::default();
+        settings.iter().for_each(|(key, text)| flags.set(key, text).unwrap());
+        TrainConfig::resolve(ConfigLayer::default(), flags).unwrap()
+    }
 
     /// Members with these scores after each step.
     fn sweep(scores: &[&[f64]]) -> Sweep {
         let member =
-            |scores: &&[f64]| MemberState { scores: scores.to_vec(), ..MemberState::default() };
-        Sweep { members: scores.iter().map(member).collect() }
+            |scores: &&[f64]| MemberState { scores: scores.to_vec(), ..MemberState::begun(0) };
+        Sweep { members: scores.iter().map(member).collect(), ..Sweep::default() }
     }
 
     /// Numbers of the members left after each step, where member n has the score n.
     fn left(bracket: Bracket, members: usize, steps: usize) -> Vec<usize> {
         let mut all = sweep(&vec![&[][..]; members]);
         let mut left = vec![];
-        for step in 1..=steps {
+        for _ in 1..=steps {
             for (number, member) in all.members.iter_mut().enumerate() {
-                member.scores.push(number as f64);
+                if member.trains() {
+                    member.scores.push(number as f64);
+                }
             }
-            for member in bracket.losers(&all, 0..members, step) {
+            for member in bracket.losers(&all, 0..members, &config(&[])) {
                 all.record(&Change::End { member, reason: EndReason::Rung });
             }
             left.push(all.trained().count());
@@ -185,8 +223,36 @@ mod tests {
         all.members[0].ended = Some(EndReason::Diverged);
         all.members[4].scores[0] = f64::NEG_INFINITY;
         let bracket = Bracket::new(9, 9, 3);
-        assert_eq!(bracket.losers(&all, 0..9, 1), [4, 5, 6, 7, 8]);
-        assert!(bracket.losers(&all, 0..9, 2).is_empty(), "no rung");
+        assert_eq!(bracket.losers(&all, 0..9, &config(&[])), [4, 5, 6, 7, 8]);
+        all.members.iter_mut().for_each(|member| member.scores.push(0.5));
+        assert!(bracket.losers(&all, 0..9, &config(&[])).is_empty(), "no rung");
+    }
+
+    /// With places a member is compared with all that have reached the rung so far, whether they
+    /// have ended or not.
+    #[test]
+    fn with_places_a_rung_compares_with_those_that_have_reached_it() {
+        let members = [("members", "lr=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9"), ("places", "3")];
+        let config = config(&members);
+        let bracket = Bracket::new(9, 9, 3);
+        let rung = |all: &Sweep| bracket.losers(all, 0..9, &config);
+        // The first three reach the first rung: the best goes on.
+        let mut all = sweep(&[&[0.5], &[0.6], &[0.4], &[], &[], &[], &[], &[], &[]]);
+        all.members[3..].iter_mut().for_each(|member| member.begun = None);
+        assert_eq!(rung(&all), [0, 2]);
+        for member in [0, 2] {
+            all.record(&Change::End { member, reason: EndReason::Rung });
+        }
+        // Two more reach it, the second with the best score so far: one of five goes on.
+        for (member, score) in [(1, 0.1), (3, 0.55), (4, 0.7)] {
+            all.members[member].begun = Some(1);
+            all.members[member].scores.push(score);
+        }
+        assert_eq!(rung(&all), [3]);
+        // The first member alone at the second rung goes on whatever its score.
+        all.record(&Change::End { member: 3, reason: EndReason::Rung });
+        all.members[1].scores.push(0.0);
+        assert!(rung(&all).is_empty());
     }
 
     /// With R = 3 and 9 steps the paper's brackets have 9, 5 and 3 members.

@@ -5,9 +5,10 @@ pub(crate) mod files;
 
 use std::sync::Arc;
 
+use meristem_data::order::EpochMode;
 use meristem_data::{
-    Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, InputKind, Normalization, Residency,
-    SampleShape, Split, cache,
+    Augment, Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, InputKind, Normalization,
+    Residency, SampleShape, Split, cache,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
@@ -99,6 +100,30 @@ pub(crate) fn epoch_of(
     let mut gather = GatherBatches::new(config, std::slice::from_ref(dataset), &streams).unwrap();
     gather.start_epoch(epoch).unwrap();
     rest_of(&mut gather)
+}
+
+/// Checks that envs in epochs of their own get the batches that they get when all are in that epoch.
+pub(crate) fn own_epochs_are_those_of_all(device: &Device, dataset: &Arc<Dataset>) {
+    let config = GatherConfig {
+        epoch_mode: EpochMode::Full,
+        augment: Augment::STANDARD,
+        ..GatherConfig::new(4, vec![device.id(); 3])
+    };
+    let streams: Vec<Stream> = config.devices.iter().map(|_| device.stream("env")).collect();
+    let mut gather = GatherBatches::new(&config, std::slice::from_ref(dataset), &streams).unwrap();
+    let expected: Vec<_> = (0..4).map(|epoch| epoch_of(device, dataset, &config, epoch)).collect();
+    for (epochs, selected) in
+        [([3, 0, 2], &[0, 1, 2][..]), ([1, 1, 3], &[0, 2]), ([0, 2, 1], &[0, 1, 2])]
+    {
+        gather.select(|env| selected.contains(&env)).unwrap();
+        gather.start_epochs(|env| epochs[env]).unwrap();
+        let got = rest_of(&mut gather);
+        for (place, &env) in selected.iter().enumerate() {
+            let own: Vec<_> = got.iter().skip(place).step_by(selected.len()).collect();
+            let all: Vec<_> = expected[epochs[env] as usize].iter().skip(env).step_by(3).collect();
+            assert!(own == all, "env {env} of {selected:?} in epochs {epochs:?}");
+        }
+    }
 }
 
 /// The rest of an epoch that was started.

@@ -38,7 +38,7 @@ impl Member {
     ///
     /// # Errors
     /// A key that is there already; a value that has the separator of settings.
-    pub(crate) fn push(&mut self, key: &str, value: &str) -> Result<(), BadValue> {
+    pub fn push(&mut self, key: &str, value: &str) -> Result<(), BadValue> {
         let (key, value) = (key.trim().replace('-', "_"), value.trim());
         if self.get(&key).is_some() {
             return Err(BadValue::new(&key, "each setting of a member once"));

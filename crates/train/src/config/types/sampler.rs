@@ -7,7 +7,7 @@ use meristem_device::random::{Purpose, Rng};
 use serde::{Deserialize, Serialize};
 
 use super::choice::choice;
-use super::{Members, Space};
+use super::{Member, Members, Space};
 use crate::config::text::{BadValue, choose, serde_as_text};
 use crate::config::value::value_as_text;
 
@@ -25,9 +25,12 @@ pub enum Sampler {
     /// Hash-based Owen Scrambling", JCGT 2020). The first members stay the same when there are
     /// more.
     Sobol,
+    /// The program that trains the members chooses the settings of each when it begins
+    /// ([`Searcher`](crate::Searcher)).
+    External,
 }
 
-choice!(Sampler: "random" => Random, "sobol" => Sobol);
+choice!(Sampler: "random" => Random, "sobol" => Sobol, "external" => External);
 
 impl Sampler {
     /// Draws `count` members from `space`: a pure function of its arguments.
@@ -40,6 +43,10 @@ impl Sampler {
             let expected = format!("at most {SOBOL_DIMENSIONS} settings with sampler sobol");
             return Err(BadValue::new(&dimensions.to_string(), expected));
         }
+        if self == Self::External {
+            // They get their settings when they begin.
+            return Members::new(vec![Member::default(); count]);
+        }
         let scramble = Rng::new(seed, Purpose::Members, u64::MAX, 0).next_u32();
         let member = |nth: usize| {
             space.member(|dimension| match self {
@@ -47,7 +54,7 @@ impl Sampler {
                     let key = (nth as u64, dimension as u64);
                     f64::from(Rng::new(seed, Purpose::Members, key.0, key.1).uniform())
                 }
-                Self::Sobol => {
+                Self::Sobol | Self::External => {
                     f64::from(sobol_burley::sample(nth as u32, dimension as u32, scramble))
                 }
             })

@@ -104,7 +104,7 @@ impl fmt::Display for Dimension {
 /// Search space of members. Forms: texts such as `lr=log_uniform:0.001,1`, separated by `;` or in a
 /// list; and in files a table such as `lr = { log_uniform = [0.001, 1] }`, with the condition as
 /// `when = "host=minimal"`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Space(Vec<Dimension>);
 
 impl Space {

@@ -48,8 +48,11 @@ pub struct RunStarted {
     pub members: Vec<String>,
     /// Number of rounds.
     pub rounds: usize,
-    /// Steps per episode.
+    /// Steps per episode; with places, the most that there may be.
     pub steps: usize,
+    /// Members in training at a time, if fewer than all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places: Option<usize>,
     /// Batches per step of the env with the most.
     pub batches: usize,
     /// Share of the training samples that an env gets in a step; absent in older runs, which dealt

@@ -143,11 +143,14 @@ impl RunHistory {
         self.seconds = line.seconds;
         match line.event {
             Event::RunStarted(started) => {
-                self.members = MembersHistory::new(&started.members);
+                self.members = MembersHistory::new(&started.members, started.places);
                 self.started = Some(started);
             }
             Event::MembersEnded { members, step, reason, .. } => {
                 self.members.end(&members, step, &reason);
+            }
+            Event::MemberBegun { member, step, settings, .. } => {
+                self.members.begin(member, step, settings);
             }
             Event::MemberCopied { member, from, step, settings, .. } => {
                 self.members.copy(member, from, step, settings);
@@ -311,7 +314,7 @@ mod tests {
     fn members_end_and_become_copies() {
         let mut history = RunHistory::default();
         let settings = vec!["lr=0.1".to_string(), "lr=0.2".into(), "lr=0.3".into()];
-        history.members = MembersHistory::new(&settings);
+        history.members = MembersHistory::new(&settings, None);
         history.add(line(json!({"event": "members_ended", "members": [0, 2, 99], "round": 0,
             "step": 3, "reason": "rung", "left": 1})));
         history.add(line(json!({"event": "member_copied", "member": 2, "from": 1, "round": 0,

@@ -11,6 +11,8 @@ use crate::sweep::EndReason;
 pub struct MemberHistory {
     /// Its settings, such as `lr=0.1; host=baseline`.
     pub settings: String,
+    /// The step with which it began; `None` while it waits for a place.
+    pub begun: Option<usize>,
     /// Last step of its training and the reason for its end, if it has ended.
     pub ended: Option<(usize, Recorded<EndReason>)>,
     /// The member that it last became a copy of, and the step after which.
@@ -22,14 +24,22 @@ pub struct MemberHistory {
 pub struct MembersHistory(BTreeMap<usize, MemberHistory>);
 
 impl MembersHistory {
-    /// Members with these settings, at the beginning.
-    pub(super) fn new(settings: &[String]) -> Self {
-        let member = |settings: &String| {
+    /// Members with these settings, at the beginning. Only the first `places` have begun.
+    pub(super) fn new(settings: &[String], places: Option<usize>) -> Self {
+        let member = |(number, settings): (usize, &String)| {
             let mut settings = settings.clone();
             shorten(&mut settings);
-            MemberHistory { settings, ..MemberHistory::default() }
+            let begun = places.is_none_or(|places| number < places).then_some(0);
+            (number, MemberHistory { settings, begun, ..MemberHistory::default() })
         };
-        Self(settings.iter().take(ENVS_MAX).map(member).enumerate().collect())
+        Self(settings.iter().take(ENVS_MAX).enumerate().map(member).collect())
+    }
+
+    pub(super) fn begin(&mut self, number: usize, step: usize, mut settings: String) {
+        shorten(&mut settings);
+        if let Some(member) = self.0.get_mut(&number) {
+            *member = MemberHistory { settings, begun: Some(step), ..MemberHistory::default() };
+        }
     }
 
     /// All members, by number.
@@ -42,9 +52,10 @@ impl MembersHistory {
         self.0.get(&env.checked_rem(self.0.len())?)
     }
 
-    /// Number of members that are still trained.
+    /// Number of members in training.
     pub fn trained(&self) -> usize {
-        self.0.values().filter(|member| member.ended.is_none()).count()
+        let trains = |member: &&MemberHistory| member.begun.is_some() && member.ended.is_none();
+        self.0.values().filter(trains).count()
     }
 
     pub(super) fn end(&mut self, numbers: &[usize], step: usize, reason: &Recorded<EndReason>) {
@@ -62,7 +73,8 @@ impl MembersHistory {
     pub(super) fn copy(&mut self, number: usize, from: usize, step: usize, mut settings: String) {
         shorten(&mut settings);
         if let Some(member) = self.0.get_mut(&number) {
-            *member = MemberHistory { settings, ended: None, copied: Some((from, step)) };
+            let begun = member.begun;
+            *member = MemberHistory { settings, begun, ended: None, copied: Some((from, step)) };
         }
     }
 }

@@ -1,0 +1,158 @@
+"""Searches of a program over the members of a fleet, and Optuna's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meristem
+from meristem.errors import MeristemError, SettingError
+
+SETTINGS = {"dataset": "mnist1d", "host": "mlp:8", "max_batches": 3, "batch": 32, "seed": 3, "steps": 4}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+class Rates(meristem.Searcher):
+    """Halves the rate from member to member, and stops every third member after two steps."""
+
+    def __init__(self):
+        self.calls = []
+
+    def suggest(self, member):
+        self.calls.append(("suggest", member))
+        return {"lr": 0.5**member, "clip_norm": "off" if member % 2 else 2} if member else {}
+
+    def report(self, member, steps, score):
+        assert 0 <= score <= 1
+        self.calls.append(("report", member, steps))
+        return not (member % 3 == 2 and steps == 2)
+
+    def complete(self, member, ended):
+        self.calls.append(("complete", member, ended))
+
+
+def test_a_searcher_chooses_members_as_places_become_free():
+    search = Rates()
+    run = meristem.sweep(search=search, samples=6, places=2, **SETTINGS, run_dir="run")
+    begun = [call[1] for call in search.calls if call[0] == "suggest"]
+    assert begun == list(range(6))
+    ended = {call[1]: call[2] for call in search.calls if call[0] == "complete"}
+    assert ended == {member: "stopped" if member % 3 == 2 else None for member in range(6)}
+    steps = {place["number"]: place["steps"] for place in run.leaderboard}
+    assert steps == {0: 4, 1: 4, 2: 2, 3: 4, 4: 4, 5: 2}
+    settings = {place["number"]: place["member"] for place in run.leaderboard}
+    assert (settings[0], settings[3]) == ("", "lr=0.125; clip_norm=off")
+    # As members that were given at the start.
+    members = [{"lr": 0.01}, *(Rates().suggest(member) for member in range(1, 6))]
+    given = meristem.sweep(members=members, **SETTINGS)
+    for member in (0, 1, 3, 4):
+        assert run.weights(member).read_bytes() == given.weights(member).read_bytes(), member
+    again = meristem.replay(run, 5)
+    assert again.weights(0).read_bytes() == run.weights(5).read_bytes()
+
+
+def test_a_search_is_resumed_to_the_same_bits():
+    whole = meristem.sweep(search=Rates(), samples=6, places=2, **SETTINGS)
+    stopped = meristem.sweep(search=Rates(), samples=6, places=2, stop_after=5, **SETTINGS, run_dir="stopped")
+    assert len(stopped.leaderboard) < 6
+    with pytest.raises(SettingError, match="sampler"):
+        meristem.resume("stopped")
+    search = Rates()
+    resumed = meristem.resume("stopped", search=search)
+    assert ("suggest", 0) not in search.calls
+    assert resumed.leaderboard == whole.leaderboard
+    for env in range(6):
+        assert resumed.weights(env).read_bytes() == whole.weights(env).read_bytes()
+
+
+def test_a_searcher_may_end_drawn_members():
+    search = Rates()
+    run = meristem.sweep({"lr": {"log_uniform": [1e-3, 1]}}, search=search, samples=3, **SETTINGS)
+    assert [call for call in search.calls if call[0] == "suggest"] == []
+    assert {place["number"]: place["steps"] for place in run.leaderboard} == {0: 4, 1: 4, 2: 2}
+
+
+def test_errors_of_a_searcher_end_the_run_and_are_raised():
+    class Broken(Rates):
+        def report(self, member, steps, score):
+            raise KeyError("no study")
+
+    with pytest.raises(KeyError, match="no study"):
+        meristem.sweep(search=Broken(), samples=3, **SETTINGS)
+    for wrong in ({"steps": 4}, {"lrr": 1}, {"lr": "fast"}, {"lr": -1}, 3):
+        search = Rates()
+        search.suggest = lambda member, wrong=wrong: wrong
+        with pytest.raises((MeristemError, TypeError)):
+            meristem.sweep(search=search, samples=3, **SETTINGS)
+    with pytest.raises(MeristemError, match="Searcher"):
+        meristem.sweep(search=print, samples=3, **SETTINGS)
+
+
+def settings_of(trial):
+    return {
+        "lr": trial.suggest_float("lr", 1e-3, 1, log=True),
+        "momentum": trial.suggest_float("momentum", 0, 0.95),
+        "host": trial.suggest_categorical("host", ["mlp:8", "mlp:4,4"]),
+    }
+
+
+def a_study(**options):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
+        **options,
+    )
+
+
+def test_trials_are_members_of_one_fleet():
+    study = a_study()
+    import meristem.optuna
+
+    run = meristem.optuna.optimize(study, settings_of, n_trials=24, n_jobs=4, **SETTINGS)
+    states = [trial.state.name for trial in study.trials]
+    assert states.count("COMPLETE") + states.count("PRUNED") == 24 and "PRUNED" in states, states
+    for trial in study.trials:
+        assert trial.user_attrs["meristem_member"] == trial.number
+        [place] = [place for place in run.leaderboard if place["number"] == trial.number]
+        assert f"momentum={trial.params['momentum']}" in place["member"]
+        assert place["steps"] == len(trial.intermediate_values)
+        assert abs(place["control"]["mean"] - trial.value) < 1e-9
+    again = a_study()
+    meristem.optuna.optimize(again, settings_of, n_trials=24, n_jobs=4, **SETTINGS)
+    assert [trial.params for trial in again.trials] == [trial.params for trial in study.trials]
+    with pytest.raises(SettingError, match="maximises"):
+        optuna = pytest.importorskip("optuna")
+        meristem.optuna.optimize(optuna.create_study(), settings_of, n_trials=2, **SETTINGS)
+
+
+def test_a_study_is_resumed():
+    study = a_study()
+    import meristem.optuna
+
+    stopped = meristem.optuna.optimize(
+        study, settings_of, n_trials=12, n_jobs=3, stop_after=3, **SETTINGS, run_dir="stopped"
+    )
+    before = {trial.number: trial.params for trial in study.trials}
+    done = meristem.optuna.optimize(study, settings_of, resume=stopped)
+    assert len(study.trials) == 12 and len(done.leaderboard) == 12
+    assert all(trial.state.is_finished() for trial in study.trials)
+    assert all(study.trials[number].params == params for number, params in before.items())
+
+
+def test_the_example_with_optuna_prunes_trials():
+    pytest.importorskip("optuna")
+    example = Path(__file__).parents[1] / "examples" / "optuna_pruning.py"
+    command = [sys.executable, str(example), "--trials", "16", "--steps", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    trials, best = done.stdout.splitlines()[-2:]
+    complete, pruned = int(trials.split()[0]), int(trials.split()[3])
+    assert complete + pruned == 16 and pruned > 0, trials
+    assert "lr" in best, best
