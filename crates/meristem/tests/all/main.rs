@@ -11,6 +11,7 @@ mod control_eval;
 mod cuda;
 mod data;
 mod devices;
+mod ensembles;
 mod every_command;
 mod exports;
 mod extend;
