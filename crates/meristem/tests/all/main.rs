@@ -33,6 +33,7 @@ mod run_folders;
 mod runs;
 mod shipped_policy;
 mod study_inputs;
+mod sweep_reports;
 #[cfg(unix)]
 mod sweeps;
 mod tables;
