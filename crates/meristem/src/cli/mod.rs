@@ -95,7 +95,7 @@ pub(crate) enum Command {
     /// With --weights the dataset is the embedded one by default. With --ensemble it is the run's;
     /// the mean of the networks' predictions is compared with the single networks, by score, loss
     /// and expected calibration error.
-    Eval(EvalArguments),
+    Eval(Box<EvalArguments>),
     /// Compare controllers, which decide what grows.
     #[command(subcommand)]
     Control(ControlCommand),

@@ -15,6 +15,9 @@ const NAME: usize = 14;
 /// Distance of two axes, in pixels.
 const STEP: f64 = 140.0;
 
+/// Values of a member, in the order of the settings, and its score.
+pub(crate) type DrawnMember = (Vec<Option<String>>, Option<f64>);
+
 /// Members with their settings and scores.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Parallel {
@@ -22,8 +25,8 @@ pub(crate) struct Parallel {
     pub(crate) settings: Vec<String>,
     /// Name of the score.
     pub(crate) score: String,
-    /// Values of each member, in the order of `settings`, and its score.
-    pub(crate) members: Vec<(Vec<Option<String>>, Option<f64>)>,
+    /// Values and score of each member.
+    pub(crate) members: Vec<DrawnMember>,
 }
 
 /// Positions of values on an axis, as shares of its height.
@@ -158,7 +161,7 @@ impl Parallel {
     }
 
     /// The members that are drawn, the best last, with their colours.
-    fn coloured(&self) -> Vec<(&(Vec<Option<String>>, Option<f64>), Colour)> {
+    fn coloured(&self) -> Vec<(&DrawnMember, Colour)> {
         let mut ranked: Vec<_> = self.members.iter().collect();
         let key = |score: Option<f64>| score.unwrap_or(f64::NEG_INFINITY);
         ranked.sort_by(|(_, a), (_, b)| key(*b).total_cmp(&key(*a)));
@@ -180,12 +183,12 @@ impl Parallel {
 mod tests {
     use super::*;
 
-    fn member(values: [&str; 2], score: f64) -> (Vec<Option<String>>, Option<f64>) {
+    fn member(values: [&str; 2], score: f64) -> DrawnMember {
         let value = |text: &str| (!text.is_empty()).then(|| text.to_string());
         (values.map(value).to_vec(), Some(score).filter(|score| score.is_finite()))
     }
 
-    fn plot(members: Vec<(Vec<Option<String>>, Option<f64>)>) -> Parallel {
+    fn plot(members: Vec<DrawnMember>) -> Parallel {
         let settings = ["lr", "host"].map(String::from).to_vec();
         Parallel { settings, score: "control accuracy, %".into(), members }
     }
@@ -199,11 +202,13 @@ mod tests {
     }
 
     fn texts(picture: &Picture) -> Vec<&str> {
-        let text = |shape| match shape {
-            &Shape::Text { ref text, .. } => Some(text.as_str()),
-            _ => None,
-        };
-        picture.shapes.iter().filter_map(text).collect()
+        let mut texts = vec![];
+        for shape in &picture.shapes {
+            if let Shape::Text { text, .. } = shape {
+                texts.push(text.as_str());
+            }
+        }
+        texts
     }
 
     /// By hand: 0.001, 0.1 and 10 are at the bottom, in the middle and at the top of a logarithmic

@@ -126,7 +126,7 @@ fn members_are_chosen_by_number_and_by_control_score() {
     assert_eq!((envs(&found), &found["left_out"]), (vec![1, 3], &serde_json::json!([0, 2])));
     let summary = m.json("run/summary.json");
     let control = |env: u64| summary["envs"][env as usize]["control_accuracy"].as_f64().unwrap();
-    let mut order = vec![0, 1, 2, 3];
+    let mut order = [0, 1, 2, 3];
     order.sort_by(|a, b| control(*b).total_cmp(&control(*a)));
     let mut top = order[..2].to_vec();
     top.sort_unstable();

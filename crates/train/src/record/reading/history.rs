@@ -333,8 +333,8 @@ mod tests {
     /// A member is measured by all its envs in their newest step.
     #[test]
     fn members_have_the_mean_score_of_their_envs() {
-        let mut history = RunHistory::default();
-        history.members = MembersHistory::new(&["lr=0.1; host=a".into(), "lr=0.2".into()]);
+        let members = MembersHistory::new(&["lr=0.1; host=a".into(), "lr=0.2".into()]);
+        let mut history = RunHistory { members, ..RunHistory::default() };
         for (env, number, score) in
             [(0, 0, 0.9), (2, 0, 0.9), (0, 1, 0.25), (1, 1, 0.5), (2, 1, 0.75)]
         {
