@@ -44,6 +44,15 @@ pub(crate) fn stage(stage: Stage) -> Option<Hue> {
     })
 }
 
+/// A colour from orange, for 0, to blue, for 1.
+pub(crate) fn ramp(share: f64) -> [u8; 3] {
+    let mix = |low: u8, high: u8| {
+        (f64::from(low) + share.clamp(0.0, 1.0) * (f64::from(high) - f64::from(low))).round() as u8
+    };
+    let ([a, b, c], [x, y, z]) = (ORANGE.rgb, BLUE.rgb);
+    [mix(a, x), mix(b, y), mix(c, z)]
+}
+
 /// CSS variables with the colours of the states, such as `--failed`.
 #[cfg(feature = "serve")]
 pub(crate) fn css_variables() -> String {
@@ -66,6 +75,12 @@ pub(crate) fn css([r, g, b]: [u8; 3]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ramp_leads_from_orange_to_blue() {
+        assert_eq!([0.0, 1.0, 7.0].map(ramp), [ORANGE.rgb, BLUE.rgb, BLUE.rgb]);
+        assert_eq!(ramp(0.5), [115, 137, 89]);
+    }
 
     #[test]
     fn every_stage_with_or_after_a_module_has_a_distinct_colour() {

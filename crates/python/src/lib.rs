@@ -57,7 +57,9 @@ mod _meristem {
     #[pymodule_export]
     use super::learners::LearnerLoop;
     #[pymodule_export]
-    use super::runs::{losers, read_events, read_run, replay, resolved, resume, train, verify};
+    use super::runs::{
+        ensemble, losers, read_events, read_run, replay, resolved, resume, train, verify,
+    };
     #[pymodule_export]
     use super::weights::{decode_weights, encode_weights, host_json};
 

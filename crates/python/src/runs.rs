@@ -6,7 +6,10 @@ use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use meristem_control::Controller;
+use meristem_data::Split;
+use meristem_device::DeviceId;
 use meristem_nn::{Network, ScoreKind};
+use meristem_train::eval::{EnsembleConfig, evaluate_ensemble};
 use meristem_train::external::{Custom, Searcher};
 use meristem_train::reading::{EventTail, Reached, Run};
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
@@ -205,6 +208,38 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     read.set_item("summary", scores_to_python(py, &summary, kind)?)?;
     read.set_item("leaderboard", to_python(py, &places)?)?;
     Ok(read.into_any().unbind())
+}
+
+/// Options of an ensemble.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct GivenEnsemble {
+    members: Option<Vec<usize>>,
+    top: Option<usize>,
+    /// Name of the split.
+    split: String,
+    batch: usize,
+    device: String,
+    threads: usize,
+}
+
+/// Evaluates the networks of a run as an ensemble.
+#[pyfunction]
+pub(crate) fn ensemble(
+    py: Python<'_>,
+    run: PathBuf,
+    options: GivenEnsemble,
+) -> PyResult<Py<PyAny>> {
+    let report = detached(py, || {
+        let GivenEnsemble { members, top, split, batch, device, threads } = options;
+        let is_named = |own: &Split| own.name() == split;
+        let split = Split::ALL.into_iter().find(is_named).unwrap_or(Split::Test);
+        let device = device.parse::<DeviceId>()?;
+        let usual = EnsembleConfig::new(run);
+        let config = EnsembleConfig { members, top, split, batch, device, threads, ..usual };
+        Ok::<_, Failure>(evaluate_ensemble(&config)?)
+    })?;
+    scores_to_python(py, &report, report.score_kind)
 }
 
 /// State of every file of the runs in a folder, according to the checksums.

@@ -52,6 +52,32 @@ def test_folds_are_the_envs_of_one_run(tmp_path):
         meristem.train(**settings, folds=3, envs=4, run_dir=tmp_path / "refused")
 
 
+def test_the_envs_of_a_run_are_an_ensemble(tmp_path):
+    settings = {"dataset": "blobs", "host": "mlp:8", "controller": "none", "steps": 1, "control_split": 0.2}
+    run = meristem.train(**settings, bootstrap=True, envs=3, run_dir=tmp_path / "bag")
+    found = run.ensemble()
+    tests = [env["test_accuracy"] for env in run.summary["envs"]]
+    assert [env["accuracy"] for env in found["envs"]] == tests
+    assert found["mean_of_singles"]["accuracy"] == pytest.approx(np.mean(tests))
+    control = [env["control_accuracy"] for env in run.summary["envs"]]
+    assert found["best"]["env"] == int(np.argmax(control))
+    # -ln is convex, so the loss of the mean is at most the mean of the losses.
+    assert found["ensemble"]["loss"] <= found["mean_of_singles"]["loss"]
+    assert 0 <= found["ensemble"]["calibration_error"] <= 1
+    some = run.ensemble(members=(env for env in [2, 0]), split="train", threads=1)
+    assert [env["env"] for env in some["envs"]] == [0, 2] and some["left_out"] == [1]
+    assert run.ensemble(top=2)["left_out"] == [int(np.argmin(control))]
+    with pytest.raises(errors.SettingError, match="at least two"):
+        run.ensemble(top=1)
+    with pytest.raises(errors.SettingError, match="`members`: got 3, expected numbers from 0 to 2"):
+        run.ensemble(members=[3])
+    for wrong in ({"split": "control"}, {"split": 1}, {"members": "0"}, {"members": [-1]}, {"batch": 0}, {"top": 1.5}):
+        with pytest.raises(errors.ArgumentError):
+            run.ensemble(**wrong)
+    with pytest.raises(errors.MeristemError):
+        run.ensemble(device="gpu")
+
+
 def test_columns_equal_the_keys_of_the_file(trained):
     with (trained.path / "events.jsonl").open() as file:
         lines = [json.loads(line) for line in file]

@@ -22,7 +22,7 @@
 //! | [`learners`] | networks that the program trains with its own loop, without a dataset |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
 //! | `verify` | files of runs against their checksums |
-//! | [`eval`] | evaluation of a weights file without a run |
+//! | [`eval`] | evaluation of a weights file, or of the networks of a run as an ensemble |
 //! | [`export`] | a weights file as an ONNX model |
 //!
 //! ```

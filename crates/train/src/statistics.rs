@@ -1,5 +1,7 @@
 //! Mean, standard deviation and confidence interval of a few measurements, and of their paired
-//! differences.
+//! differences; the share of a variance that groups explain.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
@@ -61,6 +63,54 @@ impl PairedDifference {
         let ahead = differences.iter().filter(|difference| **difference > 0.0).count();
         Spread::from_values(&differences).map(|spread| Self { spread, ahead })
     }
+}
+
+/// Share of the variance of `values` that is explained by the groups that they are in: ε², the
+/// correlation ratio without its bias, `1 − (1 − η²)·(n − 1)/(n − k)` for n values in k
+/// groups, where η² is the variance between the groups divided by all variance (Kelley 1935); at
+/// least 0. `None` with fewer than two groups, fewer than two
+/// values for each group on average, or without variance.
+pub fn explained_share(values: &[f64], group_of: &[usize]) -> Option<f64> {
+    let mut groups: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
+    for (value, group) in values.iter().zip(group_of) {
+        let (sum, count) = groups.entry(*group).or_default();
+        (*sum, *count) = (*sum + value, *count + 1.0);
+    }
+    let (n, k) = (values.len() as f64, groups.len() as f64);
+    if k < 2.0 || n < 2.0 * k {
+        return None;
+    }
+    let mean = values.iter().sum::<f64>() / n;
+    let all: f64 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    let between: f64 =
+        groups.values().map(|(sum, count)| count * (sum / count - mean).powi(2)).sum();
+    // Equal values have a variance of rounding errors.
+    let scale = n * (mean * f64::EPSILON).powi(2) * n;
+    (all.is_finite() && all > scale).then(|| {
+        let unexplained = (1.0 - between / all) * (n - 1.0) / (n - k);
+        (1.0 - unexplained).max(0.0)
+    })
+}
+
+/// Groups of settings for [`explained_share`]: numbers in at most `bins` bins with equal numbers of
+/// values, where equal values are in one bin; other texts by their text.
+pub fn groups(values: &[&str], bins: usize) -> Vec<usize> {
+    let numbers: Option<Vec<f64>> =
+        values.iter().map(|value| value.parse().ok().filter(|x: &f64| x.is_finite())).collect();
+    let Some(numbers) = numbers else {
+        let mut texts = values.to_vec();
+        texts.sort_unstable();
+        texts.dedup();
+        let group = |value: &&str| texts.binary_search(value).unwrap_or_default();
+        return values.iter().map(group).collect();
+    };
+    let mut sorted = numbers.clone();
+    sorted.sort_by(f64::total_cmp);
+    let group = |number: &f64| {
+        let before = sorted.partition_point(|other| other < number);
+        before * bins / sorted.len()
+    };
+    numbers.iter().map(group).collect()
 }
 
 #[cfg(test)]
@@ -129,5 +179,27 @@ mod tests {
         let paired = PairedDifference::from_pairs(&pairs).unwrap();
         let lead = Spread { count: 3, mean: 1.0, std: Some(0.0), ci95: Some(0.0) };
         assert_eq!(paired, PairedDifference { spread: lead, ahead: 3 });
+    }
+
+    /// By hand: groups 1, 3 and 5, 7 have means 2 and 6 about 4; 16 of 20 squares are between them.
+    #[test]
+    fn the_explained_share_is_without_its_bias() {
+        let share = explained_share(&[1.0, 3.0, 5.0, 7.0], &[0, 0, 1, 1]).unwrap();
+        assert!((share - (1.0 - 0.2 * 3.0 / 2.0)).abs() < 1e-15, "{share}");
+        // The groups explain less than chance would.
+        assert_eq!(explained_share(&[1.0, 3.0, 3.0, 1.0], &[0, 0, 1, 1]), Some(0.0));
+        assert_eq!(explained_share(&[0.1; 9], &[0, 0, 0, 1, 1, 1, 2, 2, 2]), None);
+        assert_eq!(explained_share(&[1.0, 2.0, 3.0], &[0, 1, 1]), None);
+        assert_eq!(explained_share(&[1.0, 2.0, 3.0, 4.0], &[0; 4]), None);
+        assert_eq!(explained_share(&[1.0, 2.0, f64::NAN, 4.0], &[0, 0, 1, 1]), None);
+    }
+
+    #[test]
+    fn numbers_are_in_bins_of_equal_count_and_texts_by_text() {
+        assert_eq!(groups(&["0.1", "1e-3", "10", "1", "0.01", "2"], 3), [1, 0, 2, 1, 0, 2]);
+        // Equal numbers stay together, in any form.
+        assert_eq!(groups(&["1", "1.0", "1", "2", "3", "3"], 3), [0, 0, 0, 1, 2, 2]);
+        assert_eq!(groups(&["b", "a", "inf", "a"], 5), [1, 0, 2, 0]);
+        assert_eq!(groups(&[], 5), [0; 0]);
     }
 }

@@ -133,8 +133,8 @@ pub struct GatherBatches {
 }
 
 impl GatherBatches {
-    /// Prepares to gather: allocates the ring of each selected env. `datasets` has one dataset for each
-    /// device that the `streams` are on, `streams` one stream for each env that is served.
+    /// Prepares to gather: allocates the ring of each selected env. `datasets` has one dataset for
+    /// each device that the `streams` are on, `streams` one stream for each env that is served.
     ///
     /// # Errors
     /// [`Error::Argument`] names the argument that does not fit (D4); [`Error::Hole`]; device

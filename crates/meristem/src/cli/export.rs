@@ -109,4 +109,6 @@ pub(crate) enum Table {
     Policy,
     /// A row for each batch, of runs with --log-batches
     Batches,
+    /// A row for each member, and for each copy that one became, with its settings
+    Members,
 }

@@ -90,8 +90,12 @@ pub(crate) enum Command {
     /// Export runs and networks to other tools.
     #[command(subcommand)]
     Export(ExportCommand),
-    /// Evaluate a weights file on a split of a dataset, by default the embedded one.
-    Eval(EvalArguments),
+    /// Evaluate weights on a split of a dataset: those of a file, or of all networks of a run.
+    ///
+    /// With --weights the dataset is the embedded one by default. With --ensemble it is the run's;
+    /// the mean of the networks' predictions is compared with the single networks, by score, loss
+    /// and expected calibration error.
+    Eval(Box<EvalArguments>),
     /// Compare controllers, which decide what grows.
     #[command(subcommand)]
     Control(ControlCommand),
@@ -246,6 +250,13 @@ impl DatasetArguments {
         dataset_spec(name, self.options())
     }
 
+    /// Whether an option other than the name was given.
+    pub(crate) fn is_changed(&self) -> bool {
+        let Self { data_root, target, missing, skip_bad, resize, no_cache, .. } = self;
+        let by_value = data_root.is_some() || !target.is_empty() || resize.is_some();
+        by_value || *missing != MissingValues::Refuse || *skip_bad || *no_cache
+    }
+
     /// Options of the dataset, without its source.
     pub(crate) fn options(&self) -> DatasetSpec {
         let &Self { ref data_root, ref target, missing, skip_bad, resize, no_cache, .. } = self;
@@ -259,8 +270,20 @@ impl DatasetArguments {
 #[command(allow_negative_numbers = true)]
 pub(crate) struct EvalArguments {
     /// Weights file (safetensors)
-    #[arg(long, value_name = "FILE")]
-    pub(crate) weights: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "ensemble")]
+    pub(crate) weights: Option<PathBuf>,
+    /// Run, a folder or its name in the folder runs, whose networks are evaluated as an ensemble:
+    /// by default those of the members that made all steps
+    #[arg(long, value_name = "RUN")]
+    #[arg(conflicts_with_all = ["weights", "host", "normalize", "logits", "trace", "memory"])]
+    pub(crate) ensemble: Option<PathBuf>,
+    /// Numbers of the members of the ensemble; in a run without members, numbers of envs
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "ensemble")]
+    #[arg(conflicts_with = "weights")]
+    pub(crate) members: Vec<usize>,
+    /// Only the K networks with the best control scores
+    #[arg(long, value_name = "K", requires = "ensemble", conflicts_with = "weights")]
+    pub(crate) top: Option<usize>,
     /// Host of the weights; required only if the file has no topology [default: the file's]
     #[arg(long)]
     pub(crate) host: Option<String>,
@@ -288,7 +311,8 @@ pub(crate) struct EvalArguments {
     #[command(flatten)]
     pub(crate) insight: InsightArguments,
     /// Print {"loss":…,"accuracy":…,"samples":…,"normalization":…}, where normalization is the
-    /// source of mean and standard deviation: weights, dataset or given
+    /// source of mean and standard deviation: weights, dataset or given; with --ensemble
+    /// {"split":…,"samples":…,"ensemble":…,"best":…,"mean_of_singles":…,"envs":…,"left_out":…}
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -1,6 +1,7 @@
 //! Pages about runs: `runs report` writes them, `serve` updates them.
 
 mod html;
+mod members;
 mod run;
 mod runs;
 
@@ -33,7 +34,7 @@ impl Part {
 
 fn series(name: impl ToString, curve: &Curve, factor: f64) -> Series {
     let points = curve.points().into_iter().map(|[x, y]| [x + 1.0, factor * y]);
-    Series { name: name.to_string(), points: points.collect() }
+    Series { name: name.to_string(), points: points.collect(), shade: None }
 }
 
 /// A chart; empty if it has no points.

@@ -6,9 +6,10 @@ use meristem::train::reading::{Curve, EnvHistory, Run};
 use meristem::train::summary::EnvSummary;
 
 use super::html::Html;
+use super::members::members;
 use super::runs::skipped;
 use super::{Part, chart, series};
-use crate::plain::{counted, mean, thousands};
+use crate::plain::{counted, thousands};
 use crate::plot::{Chart, DrawnSlot, Series, inline, lifecycle, topology};
 use crate::score;
 
@@ -63,55 +64,6 @@ fn description(run: &Run) -> Html {
         ));
     }
     body
-}
-
-/// Table of the members by the last control score of their envs, best first; empty without members.
-fn members(run: &Run) -> Html {
-    let history = &run.history;
-    let count = history.members.all().len();
-    let mut ranked: Vec<_> = history
-        .members
-        .all()
-        .map(|(number, member)| {
-            let envs = history.envs.iter().filter(move |(env, _)| **env % count == number);
-            let last = envs.filter_map(|(_, env)| env.last.as_ref());
-            let scores = mean(last.clone().map(|step| step.control_score.unwrap_or(f64::NAN)));
-            (number, member, scores, last.map(|step| step.step.saturating_add(1)).max())
-        })
-        .collect();
-    if ranked.is_empty() {
-        return Html::default();
-    }
-    let key = |score| known(score).unwrap_or(f64::NEG_INFINITY);
-    ranked.sort_by(|(_, _, a, _), (_, _, b, _)| key(*b).total_cmp(&key(*a)));
-    let kind = history.score_kind();
-    let score = format!("control {kind}");
-    let mut rows =
-        vec![["member", "settings", &score, "steps", "state"].map(String::from).to_vec()];
-    rows.extend(ranked.into_iter().take(ENVS_MAX).map(|(number, member, score, steps)| {
-        let state = match (&member.ended, member.copied) {
-            (Some((_, reason)), _) => format!("ended: {reason}"),
-            (None, Some((from, step))) => {
-                format!("copy of {from} after step {}", step.saturating_add(1))
-            }
-            (None, None) => "in training".into(),
-        };
-        let steps = steps.map_or("–".into(), |steps| steps.to_string());
-        vec![
-            number.to_string(),
-            member.settings.clone(),
-            score::value(kind, known(score)),
-            steps,
-            state,
-        ]
-    }));
-    let trained = history.members.trained();
-    Html::table(&format!("Members; {trained} of {count} have not ended"), &rows)
-}
-
-/// A score that is a number.
-fn known(score: Option<f64>) -> Option<f64> {
-    score.filter(|score| !score.is_nan())
 }
 
 /// Rollbacks and anomalies; empty if there are none.

@@ -27,6 +27,7 @@ pub(crate) fn scores(runs: &[&Run]) -> Chart {
     let series = runs.iter().enumerate().map(|(number, run)| Series {
         name: format!("{} {}", number + 1, run.overview.controller.as_deref().unwrap_or("")),
         points: run.history.score.points().into_iter().map(scaled).collect(),
+        shade: None,
     });
     Chart {
         title: format!("mean control {name} of the envs"),

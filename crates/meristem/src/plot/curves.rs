@@ -1,7 +1,8 @@
 //! Line charts: one curve for each env, run or head.
 
 use super::axis::{Axis, Field, axes};
-use super::{Anchor, Picture, Shape, series_colour, short, text};
+use super::{Anchor, Colour, Picture, Shape, series_colour, short, text};
+use crate::colours;
 
 /// Curves with a legend.
 #[derive(Clone, Debug)]
@@ -17,8 +18,11 @@ pub(crate) struct Chart {
 /// A curve with its name.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
+    /// Name in the legend; empty for a curve that is not there.
     pub(crate) name: String,
     pub(crate) points: Vec<[f64; 2]>,
+    /// Place in the ramp of colours, 0..=1; `None` for a colour of its own.
+    pub(crate) shade: Option<f64>,
 }
 
 /// Width of the legend.
@@ -45,8 +49,10 @@ impl Chart {
         let points_each = POINTS_MAX / self.series.len().max(1);
         let mut shapes = axes([&x, &y], [left, top, right, bottom], self.labels);
         shapes.push(text([left - 40.0, 22.0], Anchor::Start, self.title.clone()));
+        let mut names = 0;
         for (place, series) in self.series.iter().enumerate() {
-            let colour = series_colour(place);
+            let ramp = series.shade.map(|shade| Colour::Rgb(colours::ramp(shade)));
+            let colour = ramp.unwrap_or(series_colour(place));
             let at: Vec<[f64; 2]> =
                 thinned(&series.points, points_each).map(|p| [x.at(p[0]), y.at(p[1])]).collect();
             match at[..] {
@@ -54,8 +60,9 @@ impl Chart {
                 [centre] => shapes.push(Shape::Disc { centre, radius: 3.0, colour }),
                 _ => shapes.push(Shape::Path { points: at, colour }),
             }
-            let height = top + 12.0 + 22.0 * place as f64;
-            if place < NAMES_MAX && height < bottom {
+            let height = top + 12.0 + 22.0 * names as f64;
+            if !series.name.is_empty() && names < NAMES_MAX && height < bottom {
+                names += 1;
                 let from = [right + 16.0, height];
                 let to = [right + 34.0, height];
                 shapes.push(Shape::Path { points: vec![from, to], colour });
@@ -82,7 +89,8 @@ mod tests {
     use super::*;
 
     fn chart(series: Vec<Vec<[f64; 2]>>) -> Chart {
-        let series = series.into_iter().map(|points| Series { name: "env 0".into(), points });
+        let series =
+            series.into_iter().map(|points| Series { name: "env 0".into(), points, shade: None });
         Chart { title: "accuracy".into(), labels: ["step", "%"], series: series.collect() }
     }
 

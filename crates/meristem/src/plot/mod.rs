@@ -1,10 +1,13 @@
-//! Plots: `study`, `curves` and `lifecycle` lay data out as shapes, `svg` and `png` encode them.
+//! Plots: `study`, `curves`, `lifecycle`, `parallel` and `lineage` lay data out as shapes, `svg`
+//! and `png` encode them.
 //!
 //! Files, reports and pages of `serve` use the same charts, so pages need no scripts to draw them.
 
 mod axis;
 mod curves;
 mod lifecycle;
+mod lineage;
+mod parallel;
 mod png;
 mod study;
 mod svg;
@@ -18,6 +21,8 @@ use meristem::train::settings::BadValue;
 
 pub(crate) use self::curves::{Chart, Series};
 pub(crate) use self::lifecycle::{DrawnSlot, lifecycle, topology};
+pub(crate) use self::lineage::lineage;
+pub(crate) use self::parallel::Parallel;
 pub(crate) use self::study::study;
 pub(crate) use self::svg::{escaped, inline};
 use crate::colours::SERIES;

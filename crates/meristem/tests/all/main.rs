@@ -11,6 +11,7 @@ mod control_eval;
 mod cuda;
 mod data;
 mod devices;
+mod ensembles;
 mod every_command;
 mod exports;
 mod extend;
@@ -33,6 +34,7 @@ mod run_folders;
 mod runs;
 mod shipped_policy;
 mod study_inputs;
+mod sweep_reports;
 #[cfg(unix)]
 mod sweeps;
 mod tables;

@@ -86,9 +86,9 @@ fn wrong_places_are_errors() {
         ("--places 0", &["1 to 4096"][..]),
         ("--places 2 --rounds 2", &["1 round"]),
         ("--places 2 --scheduler pbt:1", &["another scheduler"]),
-        ("--places 2 --controller ppo", &["a controller other than a policy"]),
+        ("--places 2 --rounds 1 --controller ppo", &["a controller other than a policy"]),
         ("--sampler external", &["meristem.optuna"]),
-        ("--device-memory 2MiB --places 9", &["--device-memory"]),
+        ("--samples 400 --device-memory 4MiB", &["device-memory", "fit; with --places"]),
     ] {
         m.fails(&format!("sweep sweep.toml --run-dir bad {flags}"), 2, words);
         assert!(!m.path("bad").exists(), "{flags}");

@@ -1,6 +1,6 @@
 """Training, resuming and reading of runs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _meristem
-from ._arguments import configuration, function, integer, refused
+from ._arguments import configuration, function, integer, optional, refused, sequence, text
 from ._arguments import path as path_of
 from .control import Controller, decide
 
@@ -82,6 +82,44 @@ class Run:
             ArgumentError: ``env`` is not an integer.
         """
         return self.path / "weights" / f"env-{integer('env', env)}.safetensors"
+
+    def ensemble(
+        self,
+        *,
+        members: Iterable[int] | None = None,
+        top: int | None = None,
+        split: str = "test",
+        batch: int = 128,
+        device: str = "cpu",
+        threads: int = 0,
+    ) -> dict[str, Any]:
+        """Evaluates the mean of the networks' predictions on the run's dataset, against the single networks.
+
+        The mean is over probabilities for classes and labels, and over predictions for numbers. The networks are
+        those of the members that made all steps, or else all; of ``members``, given by number (in a run
+        without members, numbers of envs); or the ``top`` networks by control score. The result has ``ensemble``,
+        ``best``, the network with the best control score, ``mean_of_singles``, and ``envs``: each with
+        ``accuracy`` (``f1``, ``r2``), ``loss`` and ``calibration_error``, the expected calibration error, ``None``
+        for numbers; and ``left_out``, the envs that are not part of the ensemble.
+
+        Raises:
+            ArgumentError: An argument has a wrong type or range.
+            SettingError: The run has not ended, has no such member, or there are fewer than two networks.
+            MeristemError: As on the command line.
+        """
+        if text("split", split) not in ("train", "test"):
+            raise refused("split", split, "'train' or 'test'")
+        if members is not None:
+            members = [integer("members", member) for member in sequence("members", members, "numbers of members")]
+        options = {
+            "members": members,
+            "top": optional("top", top),
+            "split": split,
+            "batch": integer("batch", batch, 1),
+            "device": text("device", device),
+            "threads": integer("threads", threads),
+        }
+        return _meristem.ensemble(str(self.path), options)
 
     def _events(self, batches: bool) -> dict[str, Columns]:
         tables = _meristem.read_events(str(self.path), batches)

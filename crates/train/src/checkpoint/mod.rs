@@ -121,8 +121,12 @@ pub(crate) struct Progress {
     pub(crate) rounds: Vec<RoundSummary>,
     /// Results of the envs in the last completed round.
     pub(crate) last_envs: Vec<EnvSummary>,
-    /// States of the envs in the current episode.
+    /// States of the envs in training.
     pub(crate) envs: Vec<EnvState>,
+    /// Results of the envs whose members have ended in the current round. Their weights are in the
+    /// folder of the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ended_envs: Vec<EnvSummary>,
     /// State of the members; without members in older checkpoints.
     #[serde(default, skip_serializing_if = "Sweep::is_without_members")]
     pub(crate) sweep: Sweep,

@@ -113,6 +113,7 @@ mod tests {
                 rounds: vec![],
                 last_envs: vec![],
                 envs: vec![],
+                ended_envs: vec![],
                 sweep: Sweep::default(),
                 events: EventsPosition { bytes: 7, seq: 3, dropped: 0, seconds: f64::MIN_POSITIVE },
             },

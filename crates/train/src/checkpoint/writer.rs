@@ -35,6 +35,8 @@ pub(crate) struct Current {
     pub(crate) next: StepPosition,
     /// The envs of this process; empty between rounds.
     pub(crate) envs: Vec<SavedEnv>,
+    /// Results of the envs whose members have ended.
+    pub(crate) ended_envs: Vec<EnvSummary>,
     pub(crate) totals: Totals,
     pub(crate) controller: ControllerState,
     pub(crate) sweep: Sweep,
@@ -52,7 +54,7 @@ impl Checkpoints {
         world: &mut World,
         journal: &mut Journal<'_>,
     ) -> Result<()> {
-        let Current { next, envs, totals, controller, sweep } = current;
+        let Current { next, envs, ended_envs, totals, controller, sweep } = current;
         let (states, tensors) = envs.into_iter().map(|env| (env.state, env.tensors)).unzip();
         let progress = Progress {
             identity: self.identity.clone(),
@@ -63,6 +65,7 @@ impl Checkpoints {
             rounds: self.rounds.clone(),
             last_envs: self.envs.clone(),
             envs: states,
+            ended_envs,
             sweep,
             events: journal.sync()?,
         };

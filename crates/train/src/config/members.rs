@@ -93,7 +93,8 @@ impl TrainConfig {
         self.places.unwrap_or(usize::MAX)
     }
 
-    /// Upper limit of the steps of a round: those of the members, one after the other in each place.
+    /// Upper limit of the steps of a round: those of the members, one after the other in each
+    /// place.
     pub(crate) fn steps_of_round(&self) -> usize {
         let turns = self.places.map_or(1, |places| self.members_len().div_ceil(places));
         self.steps.saturating_mul(turns)

@@ -17,6 +17,7 @@ use meristem_data::order::{EpochMode, EpochOrder};
 use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split};
 
 pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
+pub(crate) use self::parts::split_samples;
 pub(crate) use self::replicas::{Epoch, EpochScopes, Replicas};
 pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled, present};
 use self::serving::{batch_sizes, batches_of};
@@ -142,7 +143,7 @@ impl Resources {
         let control = (control_samples > 0).then(|| serve(parts.held_out(), &train));
         let control = control.transpose()?;
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
-        let of_test = test.first().map(|test| parts::of_test(classes, test)).transpose()?;
+        let of_test = test.first().map(|test| split_samples(classes, test)).transpose()?;
         let test_samples = of_test.as_ref().map(|(_, samples)| *samples);
         let test = of_test.map(|(subset, _)| serve(subset, &test)).transpose()?;
         let images_per_step = images_per_step(gather.order(), config.replicas());

@@ -47,16 +47,16 @@ pub(super) fn draw(
     Parts::draw(&rules, targets, config.envs).map_err(as_setting)
 }
 
-/// The samples of the test split with these classes, all without a list, and their number. Waits
-/// for the device if there is a list.
+/// The samples of a split with these classes, all without a list, and their number. Waits for the
+/// device if there is a list.
 ///
 /// # Errors
 /// [`Error::Value`] if no sample has one of them; a device failure.
-pub(super) fn of_test(classes: Option<&[u32]>, test: &Dataset) -> Result<(Subset, usize)> {
-    let Some(classes) = classes else { return Ok((Subset::All, test.len())) };
-    let samples = of_classes(&test.targets().to_vec::<u32>()?, classes);
+pub(crate) fn split_samples(classes: Option<&[u32]>, split: &Dataset) -> Result<(Subset, usize)> {
+    let Some(classes) = classes else { return Ok((Subset::All, split.len())) };
+    let samples = of_classes(&split.targets().to_vec::<u32>()?, classes);
     if samples.is_empty() {
-        let expected = "classes of which the test split has samples";
+        let expected = "classes of which the evaluated split has samples";
         return Err(Error::value("classes", text(classes), expected));
     }
     let count = samples.len();

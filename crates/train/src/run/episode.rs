@@ -16,6 +16,7 @@ use crate::processes::World;
 use crate::record::events::{Event, StepCompleted};
 use crate::record::journal::{Journal, KeptEvent};
 use crate::record::run_folder::RunFolder;
+use crate::record::summary::EnvSummary;
 use crate::record::totals::Totals;
 use crate::resources::{Replicas, Resources};
 use crate::setup::Setup;
@@ -35,6 +36,8 @@ pub(crate) struct Episode<'a, 'j> {
     /// Totals of all ranks; only meaningful on rank 0.
     pub(crate) totals: &'a mut Totals,
     pub(crate) sweep: &'a mut Sweep,
+    /// Results of the envs whose members have ended.
+    pub(crate) ended_envs: &'a mut Vec<EnvSummary>,
     /// The program's search over settings of members, if there is one.
     pub(crate) searcher: Option<&'a mut Box<dyn Searcher>>,
     /// Folder of the run, if it has one.
@@ -154,7 +157,8 @@ impl<'j> Episode<'_, 'j> {
         }
         let controller = self.controller.get().save()?;
         let (totals, sweep) = (*self.totals, self.sweep.clone());
-        let current = Current { next, envs: saved, totals, controller, sweep };
+        let ended_envs = self.ended_envs.clone();
+        let current = Current { next, envs: saved, ended_envs, totals, controller, sweep };
         self.checkpoints.write(current, self.world, self.journal)
     }
 
@@ -171,9 +175,10 @@ impl<'j> Episode<'_, 'j> {
 
     fn fresh_population(&mut self) -> Result<Population> {
         self.resources.replicas.iter_mut().for_each(Replicas::forget);
-        let population = match self.sweep.is_without_members() {
-            true => self.fresh_envs(|_, _| true)?,
-            false => self.begin_members(0)?,
+        let population = if self.sweep.is_without_members() {
+            self.fresh_envs(|_, _| true)?
+        } else {
+            self.begin_members(0)?
         };
         self.serve(&population)?;
         Ok(population)

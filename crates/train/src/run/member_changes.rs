@@ -74,6 +74,8 @@ impl Episode<'_, '_> {
         };
         self.setup.set_member(*member, settings)?;
         self.sweep.record(change);
+        let count = self.sweep.members.len();
+        self.ended_envs.retain(|env| env.env % count != *member);
         for options in self.host_options(|_, env| env == *member) {
             let copied = population.copy(self.setup, *from, options)?;
             population.add(copied);
@@ -136,7 +138,7 @@ impl Episode<'_, '_> {
         self.fresh_envs(|_, env| members.binary_search(&(env % count)).is_ok())
     }
 
-    /// The settings of a member that the searcher chooses, if it does.
+    /// The settings of a member that the searcher chooses, with the sampler `external`.
     fn suggested(&mut self, member: usize) -> Result<Option<Member>> {
         let asks = self.setup.config.sampler == Sampler::External;
         let searcher = self.searcher.as_mut().filter(|_| asks);
@@ -153,23 +155,23 @@ impl Episode<'_, '_> {
         if ended.envs.is_empty() {
             return Ok(());
         }
-        let Self { resources, setup, sweep, .. } = self;
+        let Self { resources, setup, sweep, ended_envs, .. } = self;
         resources.serve_evaluation(&ended.numbers());
         let results = report::report(resources, setup, &mut ended)?;
         write_weights(&setup.interface, self.folder, self.world, &ended.envs)?;
         let of_member = |env| in_sweep(sweep, &setup.config, env);
         let results: Vec<_> = results.into_iter().map(of_member).collect();
-        sweep.results.extend(results);
-        sweep.results.sort_by_key(|env| env.env);
+        ended_envs.extend(results);
+        ended_envs.sort_by_key(|env| env.env);
         Ok(())
     }
 
     /// Serves batches to the envs in training, in a run with members.
     pub(super) fn serve(&mut self, population: &Population) -> Result<()> {
-        match self.sweep.is_without_members() {
-            true => Ok(()),
-            false => self.resources.select(&population.numbers()),
+        if self.sweep.is_without_members() {
+            return Ok(());
         }
+        self.resources.select(&population.numbers())
     }
 
     /// Announces changes: successive ends for the same reason are one event.

@@ -45,6 +45,8 @@ pub(crate) struct PreparedRun {
     controller: AnyController,
     totals: Totals,
     sweep: Sweep,
+    /// Results of the envs whose members have ended in this round.
+    ended_envs: Vec<EnvSummary>,
     searcher: Option<Box<dyn Searcher>>,
     /// Also has the results of the completed rounds.
     checkpoints: Checkpoints,
@@ -120,8 +122,18 @@ impl PreparedRun {
         let checkpoints = Checkpoints { store, identity, computed, extended, rounds, envs };
         let sweep = Sweep::new(&setup.config);
         let (totals, warm) = (Totals::default(), false);
-        let searcher = custom.searcher;
-        Ok(Self { setup, resources, controller, totals, sweep, searcher, checkpoints, warm })
+        let (ended_envs, searcher) = (vec![], custom.searcher);
+        Ok(Self {
+            setup,
+            resources,
+            controller,
+            totals,
+            sweep,
+            ended_envs,
+            searcher,
+            checkpoints,
+            warm,
+        })
     }
 
     /// Checks that all processes have equal settings, data and files.
@@ -351,6 +363,7 @@ impl PreparedRun {
             world,
             totals: &mut self.totals,
             sweep: &mut self.sweep,
+            ended_envs: &mut self.ended_envs,
             searcher: self.searcher.as_mut(),
             folder,
             round,
@@ -360,7 +373,7 @@ impl PreparedRun {
         let _report = self.resources.devices.span(|| "report and save");
         let own = report::report(&mut self.resources, &self.setup, &mut ended.population)?;
         let of_member = |env| in_sweep(&self.sweep, &self.setup.config, env);
-        let own = own.into_iter().map(of_member).chain(self.sweep.results.clone());
+        let own = own.into_iter().map(of_member).chain(std::mem::take(&mut self.ended_envs));
         self.checkpoints.envs = world.gather_envs(own.collect::<Vec<EnvSummary>>())?.concat();
         self.checkpoints.envs.sort_by_key(|env| env.env);
         self.checkpoints.envs.iter().for_each(|env| journal.announce(episode_ended(env, round)));
@@ -374,7 +387,8 @@ impl PreparedRun {
             journal.announce(Event::CheckpointWritten { round: next.round, step: next.step });
             let (totals, controller) = (self.totals, self.controller.get().save()?);
             let sweep = self.sweep.clone();
-            let current = Current { next, envs: vec![], totals, controller, sweep };
+            let (envs, ended_envs) = (vec![], vec![]);
+            let current = Current { next, envs, ended_envs, totals, controller, sweep };
             self.checkpoints.write(current, world, journal)?;
         }
         Ok(ended)
@@ -468,6 +482,7 @@ impl PreparedRun {
         let unread: Vec<InputFile> = progress.identity.files.into_iter().filter(unread).collect();
         files.extend(unread);
         self.totals = progress.totals;
+        self.ended_envs = progress.ended_envs;
         if !progress.sweep.is_without_members() {
             for (number, member) in progress.sweep.members.iter().enumerate() {
                 let settings = member.settings.as_deref().map(Member::parse).transpose();

@@ -214,20 +214,7 @@ impl Names {
             .collect::<Result<_>>()?;
         check_same_slots(config, &members)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
-        let spec = DatasetSpec {
-            root: config.data_root.clone(),
-            skip_bad: config.skip_bad,
-            resize: config.resize.map(|side| side as u32),
-            no_cache: config.no_cache,
-            table: TableOptions {
-                target: config.target.clone().unwrap_or_default(),
-                missing: config.missing,
-                numbers: config.task == TaskKind::Regress,
-                rules: None,
-            },
-            ..DatasetSpec::embedded()
-        };
-        let spec = dataset_spec(&config.dataset, spec)?;
+        let spec = dataset_of(config)?;
         let init = weights_of("init", config.init.as_deref())?;
         let starts = starts_of(config)?;
         if init.is_some() && !starts.is_empty() {
@@ -506,6 +493,27 @@ pub(crate) fn residency(config: &TrainConfig) -> Residency {
 pub(crate) fn image_shape(info: &DatasetInfo) -> TaskShape {
     let &DatasetInfo { channels, height, width, ref classes, .. } = info;
     TaskShape { channels, height, width, classes: classes.len() }
+}
+
+/// The dataset of a run.
+///
+/// # Errors
+/// As [`dataset_spec`].
+pub(crate) fn dataset_of(config: &TrainConfig) -> Result<DatasetSpec> {
+    let options = DatasetSpec {
+        root: config.data_root.clone(),
+        skip_bad: config.skip_bad,
+        resize: config.resize.map(|side| side as u32),
+        no_cache: config.no_cache,
+        table: TableOptions {
+            target: config.target.clone().unwrap_or_default(),
+            missing: config.missing,
+            numbers: config.task == TaskKind::Regress,
+            rules: None,
+        },
+        ..DatasetSpec::embedded()
+    };
+    dataset_spec(&config.dataset, options)
 }
 
 /// The dataset with the given name.

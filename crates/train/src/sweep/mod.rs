@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::TrainConfig;
 use crate::config::types::{Member, PlannedChange, PlannedChanges, Scheduler};
 use crate::error::{Error, Result};
-use crate::record::summary::EnvSummary;
 
 /// Reason for which a member has ended before the last step of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +88,7 @@ pub fn losers(
         ..MemberState::begun(0)
     };
     let members = scores.iter().enumerate().map(member).collect();
-    let sweep = Sweep { members, ..Sweep::default() };
+    let sweep = Sweep { members };
     let ended = |change| match change {
         Change::End { member, .. } => Some(member),
         Change::Copy { .. } => None,
@@ -162,17 +161,13 @@ pub(crate) enum Change {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sweep {
     pub(crate) members: Vec<MemberState>,
-    /// Results of the envs whose members have ended or are complete. Their weights are in the
-    /// folder of the run.
-    #[serde(default)]
-    pub(crate) results: Vec<EnvSummary>,
 }
 
 impl Sweep {
     /// The members of a run at its beginning; none if it has no `members`.
     pub(crate) fn new(config: &TrainConfig) -> Self {
         let count = config.members.as_ref().map_or(0, |members| members.all().len());
-        let mut sweep = Self { members: vec![MemberState::default(); count], results: vec![] };
+        let mut sweep = Self { members: vec![MemberState::default(); count] };
         Self::planned(config, 0).iter().for_each(|change| sweep.record(change));
         sweep
     }
@@ -251,8 +246,8 @@ impl Sweep {
         own.or_else(first).unwrap_or_default()
     }
 
-    /// The changes after `steps` completed steps of the run, in the order in which they take effect.
-    /// The last step changes nothing.
+    /// The changes after `steps` completed steps of the run, in the order in which they take
+    /// effect. The last step changes nothing.
     pub(crate) fn changes(&self, config: &TrainConfig, steps: usize) -> Vec<Change> {
         if config.member_changes.is_some() {
             return Self::planned(config, steps);
@@ -334,8 +329,6 @@ impl Sweep {
                 let ended = None;
                 self.members[*member] =
                     MemberState { ended, settings, ..self.members[*from].clone() };
-                let count = self.members.len();
-                self.results.retain(|env| env.env % count != *member);
             }
         }
     }
@@ -383,7 +376,7 @@ mod tests {
     #[test]
     fn the_score_of_a_member_is_the_mean_of_its_envs() {
         let members = vec![MemberState::begun(0); 2];
-        let mut sweep = Sweep { members, ..Sweep::default() };
+        let mut sweep = Sweep { members };
         sweep.add_scores(&[(0, Some(0.5)), (1, Some(f64::NAN)), (2, Some(0.7)), (3, Some(0.1))]);
         assert_eq!(sweep.members[0].score(), 0.6);
         assert_eq!(sweep.members[1].score(), f64::NEG_INFINITY);

@@ -178,7 +178,7 @@ mod tests {
     fn sweep(scores: &[&[f64]]) -> Sweep {
         let member =
             |scores: &&[f64]| MemberState { scores: scores.to_vec(), ..MemberState::begun(0) };
-        Sweep { members: scores.iter().map(member).collect(), ..Sweep::default() }
+        Sweep { members: scores.iter().map(member).collect() }
     }
 
     /// Numbers of the members left after each step, where member n has the score n.

@@ -4,9 +4,10 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use meristem::train::reading::{Overview, Skipped, check_is_run};
+use meristem::train::reading::{Skipped, check_is_run};
 
-use super::table::{self, Cell};
+use super::rows;
+use super::table::Cell;
 use super::{warn_skipped, written_whole};
 use crate::cli::{CsvArguments, Table};
 use crate::commands::{Outcome, locate};
@@ -18,8 +19,8 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
     check_is_run(&run)?;
     match &arguments.out {
         None => {
-            let rows = write(arguments.table, &run, &mut BufWriter::new(plain::Stdout));
-            warn_skipped(rows?.1);
+            let written = write(arguments.table, &run, &mut BufWriter::new(plain::Stdout));
+            warn_skipped(written?.1);
         }
         Some(out) => {
             let (rows, skipped) = written_whole(out, |file| {
@@ -36,13 +37,10 @@ pub(super) fn run(arguments: &CsvArguments) -> Outcome {
 /// Writes the table as CSV (RFC 4180). Returns the number of rows, and the skipped lines of the
 /// events.
 fn write(table: Table, run: &Path, to: &mut dyn Write) -> Result<(u64, Skipped), Failure> {
-    let names: Vec<String> = table::columns(table, Overview::read(run).task.score())
-        .into_iter()
-        .map(|(name, _)| name)
-        .collect();
+    let names: Vec<String> = rows::columns(table, run)?.into_iter().map(|(name, _)| name).collect();
     let mut written = record(to, &names);
     let mut count = 0;
-    let skipped = table::read(table, run, &mut |row| {
+    let skipped = rows::read(table, run, &mut |row| {
         count += 1;
         if written.is_ok() {
             written = record(to, &row.iter().map(text).collect::<Vec<_>>());

@@ -1,9 +1,11 @@
 //! `meristem export`.
 
 mod csv;
+mod members;
 mod onnx;
 #[cfg(feature = "parquet")]
 mod parquet;
+mod rows;
 mod table;
 mod tensorboard;
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use meristem::train::reading::{Overview, Skipped, check_is_run};
+use meristem::train::reading::{Skipped, check_is_run};
 use parquet::basic::{LogicalType, Repetition, Type as Physical};
 use parquet::data_type::{BoolType, ByteArray, ByteArrayType, DoubleType, Int64Type};
 use parquet::errors::Result as Written;
@@ -13,7 +13,8 @@ use parquet::file::properties::WriterProperties;
 use parquet::file::writer::{SerializedColumnWriter, SerializedFileWriter};
 use parquet::schema::types::Type;
 
-use super::table::{self, Cell, Column, Kind};
+use super::rows::{columns, read};
+use super::table::{Cell, Column, Kind};
 use super::{warn_skipped, written_whole};
 use crate::cli::{ParquetArguments, Table};
 use crate::commands::{Outcome, locate};
@@ -35,7 +36,7 @@ pub(super) fn run(arguments: &ParquetArguments) -> Outcome {
 
 /// Writes the table. Returns the number of rows, and the skipped lines of the events.
 fn write(table: Table, run: &Path, to: &mut File) -> Result<(u64, Skipped), Failure> {
-    let columns = table::columns(table, Overview::read(run).task.score());
+    let columns = columns(table, run)?;
     let failed = |error| {
         let message = format!("cannot write the table: {error}");
         Failure::failed(message, "free some space, or write to another disk")
@@ -46,7 +47,7 @@ fn write(table: Table, run: &Path, to: &mut File) -> Result<(u64, Skipped), Fail
     let schema = schema(&columns).map_err(failed)?;
     let mut file = SerializedFileWriter::new(to, schema, Arc::new(properties)).map_err(failed)?;
     let (mut rows, mut written, mut count) = (vec![], Ok(()), 0);
-    let skipped = table::read(table, run, &mut |row| {
+    let skipped = read(table, run, &mut |row| {
         count += 1;
         rows.push(row);
         if rows.len() == GROUP_ROWS {

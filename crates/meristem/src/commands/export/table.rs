@@ -35,15 +35,15 @@ pub(super) enum Cell {
     Text(Option<String>),
 }
 
-/// Calls `take` with every row of the table, in order, until it returns false. Returns the skipped
-/// lines of the events.
+/// Calls `take` with every line of the events that a table needs, until it returns false. Returns
+/// the skipped lines.
 ///
 /// # Errors
 /// The events cannot be read, or were truncated during reading.
-pub(super) fn read(
+pub(super) fn each_line(
     table: Table,
     run: &Path,
-    take: &mut dyn FnMut(Vec<Cell>) -> bool,
+    take: &mut dyn FnMut(EventLine) -> bool,
 ) -> Result<Skipped, Failure> {
     let events = run.join("events.jsonl");
     let mut tail = EventTail::new(&events);
@@ -53,9 +53,7 @@ pub(super) fn read(
     let mut wanted = true;
     loop {
         let reached = tail.read(PART_BYTES, &mut |line| {
-            for row in rows(table, &line) {
-                wanted = wanted && take(row);
-            }
+            wanted = wanted && take(line);
         })?;
         match reached {
             _ if !wanted => break,
@@ -70,7 +68,8 @@ pub(super) fn read(
     Ok(tail.skipped())
 }
 
-/// The columns of the table of a run with scores of this kind.
+/// The columns of a table of events of a run with scores of this kind; none for the members, who
+/// have a table of their own.
 pub(super) fn columns(table: Table, score: ScoreKind) -> Vec<Column> {
     use Kind::{Count, Flag, Number, Text};
     let columns: &[(&str, Kind)] = match table {
@@ -123,6 +122,7 @@ pub(super) fn columns(table: Table, score: ScoreKind) -> Vec<Column> {
         Table::Batches => {
             &[("env", Count), ("round", Count), ("step", Count), ("batch", Count), ("loss", Number)]
         }
+        Table::Members => &[],
     };
     let named = |name: &str| name.replace(ScoreKind::Accuracy.key(), score.key());
     let mut columns: Vec<Column> =
@@ -135,7 +135,7 @@ pub(super) fn columns(table: Table, score: ScoreKind) -> Vec<Column> {
 }
 
 /// Rows of an event in the table, with the cells of [`columns`].
-fn rows(table: Table, line: &EventLine) -> Vec<Vec<Cell>> {
+pub(super) fn rows(table: Table, line: &EventLine) -> Vec<Vec<Cell>> {
     match (table, &line.event) {
         (Table::Steps, Event::StepCompleted(step)) => vec![of_step(line.seconds, step)],
         (Table::Slots, Event::StepCompleted(step)) => {
@@ -165,7 +165,7 @@ fn rows(table: Table, line: &EventLine) -> Vec<Vec<Cell>> {
     }
 }
 
-fn count(value: usize) -> Cell {
+pub(super) fn count(value: usize) -> Cell {
     Cell::Count(value as u64)
 }
 
@@ -173,7 +173,7 @@ fn number(value: f64) -> Cell {
     known(Some(value))
 }
 
-fn known(value: Option<f64>) -> Cell {
+pub(super) fn known(value: Option<f64>) -> Cell {
     Cell::Number(value.filter(|value| value.is_finite()))
 }
 

@@ -11,7 +11,7 @@ use crate::config::value::{FlagForm, SettingValue};
 pub(crate) const MEMBERS_MAX: usize = 4096;
 
 /// Between the settings of a member in its text form.
-const SEPARATOR: &str = "; ";
+pub(crate) const SEPARATOR: &str = "; ";
 
 /// Settings of one member, as keys and the text forms of their values.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

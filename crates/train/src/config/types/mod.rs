@@ -30,7 +30,7 @@ pub use self::class_weights::ClassWeights;
 pub use self::controller::ControllerKind;
 pub use self::distribution::Distribution;
 pub use self::exchange::ExchangeKind;
-pub(crate) use self::members::MEMBERS_MAX;
+pub(crate) use self::members::{MEMBERS_MAX, SEPARATOR};
 pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
 pub use self::optimizer::OptimizerKind;

@@ -11,7 +11,7 @@ use crate::record::events::{
 };
 use crate::record::reading::curve::Curve;
 use crate::record::reading::env_history::{ENVS_MAX, EnvHistory, shorten};
-use crate::record::reading::members_history::MembersHistory;
+use crate::record::reading::members_history::{MemberCopy, MembersHistory};
 use crate::record::reading::tail::{EventLine, EventTail, Reached};
 use crate::record::status::Status;
 
@@ -153,7 +153,7 @@ impl RunHistory {
                 self.members.begin(member, step, settings);
             }
             Event::MemberCopied { member, from, step, settings, .. } => {
-                self.members.copy(member, from, step, settings);
+                self.members.copy(MemberCopy { member, from, step }, settings);
             }
             Event::RunExtended(Extension { steps, rounds, .. }) => {
                 if let Some(started) = &mut self.started {
@@ -231,6 +231,7 @@ impl RunHistory {
         add(&mut self.mean.train_loss, Some(step.train_loss));
         add(&mut self.mean.parameters, Some(parameters));
         self.mean.images_per_s = step.images_per_s.or(self.mean.images_per_s);
+        self.members.step(step.env, step.step, step.control_score);
         self.env(step.env, |env| env.step(step, parameters));
     }
 
@@ -327,7 +328,29 @@ mod tests {
         assert_eq!(first.ended, Some((3, EndReason::Rung.into())));
         assert_eq!(second.ended.as_ref().unwrap().1.to_string().len(), 256);
         assert_eq!((third.copied, &*third.settings), (Some((1, 4)), "lr=0.25"));
+        let copies: Vec<MemberCopy> = members.copies().copied().collect();
+        assert_eq!(copies, [MemberCopy { member: 2, from: 1, step: 4 }]);
         assert_eq!(RunHistory::default().members.of_env(0), None);
+    }
+
+    /// A member is measured by all its envs in their newest step.
+    #[test]
+    fn members_have_the_mean_score_of_their_envs() {
+        let members = MembersHistory::new(&["lr=0.1; host=a".into(), "lr=0.2".into()], None);
+        let mut history = RunHistory { members, ..RunHistory::default() };
+        for (env, number, score) in
+            [(0, 0, 0.9), (2, 0, 0.9), (0, 1, 0.25), (1, 1, 0.5), (2, 1, 0.75)]
+        {
+            history.add(step(env, number, score, "training"));
+        }
+        let [first, second] = [0, 1].map(|env| history.members.of_env(env).unwrap());
+        assert_eq!((first.score(), first.steps()), (Some(0.5), Some(2)));
+        assert_eq!((second.score(), second.steps()), (Some(0.5), Some(2)));
+        assert_eq!(first.values().collect::<Vec<_>>(), [("lr", "0.1"), ("host", "a")]);
+        history.add(line(json!({"event": "member_copied", "member": 0, "from": 1, "round": 0,
+            "step": 1, "settings": "lr=0.25"})));
+        let copy = history.members.of_env(0).unwrap();
+        assert_eq!((copy.score(), copy.steps()), (Some(0.5), Some(2)));
     }
 
     /// Events may name any number.

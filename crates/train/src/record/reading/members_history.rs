@@ -1,10 +1,21 @@
 //! Members of a run: which are still trained, and which are copies, in bounded memory.
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 
-use super::env_history::{ENVS_MAX, shorten};
+use super::env_history::shorten;
+use crate::config::types::SEPARATOR;
 use crate::record::events::Recorded;
 use crate::sweep::EndReason;
+
+/// Members that are kept, more than a run may have.
+const MEMBERS_MAX: usize = 10_000;
+/// Copies that are kept, the newest ones.
+const COPIES_MAX: usize = 1 << 16;
+
+/// Names and values of the settings of a member, from a text such as `lr=0.1; host=baseline`.
+pub fn member_settings(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split(SEPARATOR).filter_map(|setting| setting.split_once('='))
+}
 
 /// One member.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,11 +28,55 @@ pub struct MemberHistory {
     pub ended: Option<(usize, Recorded<EndReason>)>,
     /// The member that it last became a copy of, and the step after which.
     pub copied: Option<(usize, usize)>,
+    /// Newest step.
+    newest: Option<NewestStep>,
 }
 
-/// The members of a run by number, at most 1024; empty for a run without members.
+/// The newest step of a member: sum and number of the control scores of its envs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct NewestStep {
+    step: usize,
+    sum: f64,
+    count: usize,
+}
+
+impl MemberHistory {
+    /// Names and values of its settings.
+    pub fn values(&self) -> impl Iterator<Item = (&str, &str)> {
+        member_settings(&self.settings)
+    }
+
+    /// Mean control score of its envs in their newest step; `None` if one was not measured or is
+    /// not a number.
+    pub fn score(&self) -> Option<f64> {
+        let score = self.newest.map(|newest| newest.sum / newest.count as f64);
+        score.filter(|score| score.is_finite())
+    }
+
+    /// Number of steps that it was trained.
+    pub fn steps(&self) -> Option<usize> {
+        let begun = self.begun.unwrap_or(0);
+        self.newest.map(|newest| newest.step.saturating_add(1).saturating_sub(begun))
+    }
+}
+
+/// A member that became a copy of another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberCopy {
+    /// Number of the member.
+    pub member: usize,
+    /// Number of the member that it is a copy of.
+    pub from: usize,
+    /// The step after which.
+    pub step: usize,
+}
+
+/// The members of a run by number, at most 10,000; empty for a run without members.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct MembersHistory(BTreeMap<usize, MemberHistory>);
+pub struct MembersHistory {
+    members: Vec<MemberHistory>,
+    copies: VecDeque<MemberCopy>,
+}
 
 impl MembersHistory {
     /// Members with these settings, at the beginning. Only the first `places` have begun.
@@ -30,37 +85,59 @@ impl MembersHistory {
             let mut settings = settings.clone();
             shorten(&mut settings);
             let begun = places.is_none_or(|places| number < places).then_some(0);
-            (number, MemberHistory { settings, begun, ..MemberHistory::default() })
+            MemberHistory { settings, begun, ..MemberHistory::default() }
         };
-        Self(settings.iter().take(ENVS_MAX).enumerate().map(member).collect())
+        let members = settings.iter().take(MEMBERS_MAX).enumerate().map(member).collect();
+        Self { members, copies: VecDeque::new() }
     }
 
     pub(super) fn begin(&mut self, number: usize, step: usize, mut settings: String) {
         shorten(&mut settings);
-        if let Some(member) = self.0.get_mut(&number) {
+        if let Some(member) = self.members.get_mut(number) {
             *member = MemberHistory { settings, begun: Some(step), ..MemberHistory::default() };
         }
     }
 
     /// All members, by number.
     pub fn all(&self) -> impl ExactSizeIterator<Item = (usize, &MemberHistory)> {
-        self.0.iter().map(|(number, member)| (*number, member))
+        self.members.iter().enumerate()
+    }
+
+    /// The copies in the order of their steps, the newest 65,536.
+    pub fn copies(&self) -> impl ExactSizeIterator<Item = &MemberCopy> {
+        self.copies.iter()
+    }
+
+    /// The number of the member of an env; `None` for a run without members.
+    pub fn number_of_env(&self, env: usize) -> Option<usize> {
+        env.checked_rem(self.members.len())
     }
 
     /// The member of an env.
     pub fn of_env(&self, env: usize) -> Option<&MemberHistory> {
-        self.0.get(&env.checked_rem(self.0.len())?)
+        self.members.get(self.number_of_env(env)?)
     }
 
     /// Number of members in training.
     pub fn trained(&self) -> usize {
         let trains = |member: &&MemberHistory| member.begun.is_some() && member.ended.is_none();
-        self.0.values().filter(trains).count()
+        self.members.iter().filter(trains).count()
+    }
+
+    /// Adds a step of an env.
+    pub(super) fn step(&mut self, env: usize, step: usize, score: Option<f64>) {
+        let Some(number) = self.number_of_env(env) else { return };
+        let newest = &mut self.members[number].newest;
+        let before = newest.filter(|newest| newest.step == step);
+        let NewestStep { sum, count, .. } =
+            before.unwrap_or(NewestStep { step, sum: 0.0, count: 0 });
+        let sum = sum + score.unwrap_or(f64::NAN);
+        *newest = Some(NewestStep { step, sum, count: count.saturating_add(1) });
     }
 
     pub(super) fn end(&mut self, numbers: &[usize], step: usize, reason: &Recorded<EndReason>) {
         for number in numbers {
-            if let Some(member) = self.0.get_mut(number) {
+            if let Some(member) = self.members.get_mut(*number) {
                 let mut reason = reason.clone();
                 if let Recorded::Later(text) = &mut reason {
                     shorten(text);
@@ -70,11 +147,17 @@ impl MembersHistory {
         }
     }
 
-    pub(super) fn copy(&mut self, number: usize, from: usize, step: usize, mut settings: String) {
+    pub(super) fn copy(&mut self, copy: MemberCopy, mut settings: String) {
         shorten(&mut settings);
-        if let Some(member) = self.0.get_mut(&number) {
-            let begun = member.begun;
-            *member = MemberHistory { settings, begun, ended: None, copied: Some((from, step)) };
+        let MemberCopy { member, from, step } = copy;
+        if let Some(member) = self.members.get_mut(member) {
+            let MemberHistory { begun, newest, .. } = *member;
+            let copied = Some((from, step));
+            *member = MemberHistory { settings, begun, ended: None, copied, newest };
+            self.copies.push_back(copy);
+            if self.copies.len() > COPIES_MAX {
+                self.copies.pop_front();
+            }
         }
     }
 }

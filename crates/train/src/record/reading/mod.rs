@@ -25,7 +25,7 @@ pub use self::curve::Curve;
 pub use self::env_history::{EnvHistory, Span};
 pub use self::follower::Follower;
 pub use self::history::{Incident, PolicyHistory, RunHistory};
-pub use self::members_history::{MemberHistory, MembersHistory};
+pub use self::members_history::{MemberCopy, MemberHistory, MembersHistory, member_settings};
 pub(crate) use self::overview::read_summary;
 pub use self::overview::{
     FoundRuns, Overview, RunState, UnreadableFolder, check_is_run, find, is_in_progress,

@@ -1,14 +1,20 @@
-//! Evaluating a weights file on a split, without a run.
+//! Evaluating weights on a split without training: those of one file, or of all networks of a run
+//! as an ensemble.
+
+mod calibration;
+mod ensemble;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use meristem_data::{Batch, DatasetSpec, Residency, Source, Split, Subset, cache};
-use meristem_device::{DeviceId, DeviceOptions};
+use meristem_device::{DeviceId, DeviceOptions, Stream};
 use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
-use meristem_nn::{Isa, Network, NetworkOptions, Precision, Score, ScoreKind};
+use meristem_nn::{Isa, Network, NetworkOptions, Plans, Precision, Score, ScoreKind};
 use serde::{Deserialize, Serialize};
 
+pub use self::calibration::Quality;
+pub use self::ensemble::{EnsembleConfig, EnsembleEnv, EnsembleReport, evaluate_ensemble};
 use crate::config::check_precision;
 use crate::config::devices::Devices;
 use crate::config::types::Normalize;
@@ -151,8 +157,6 @@ impl PreparedEvaluation {
         weights.check_outputs(&info)?;
         let image = image_shape(&info);
         let wanted = Wanted { host: spec, image: &image };
-        let blueprints = Arc::new(BlueprintSet::standard());
-        let host = weights.host(&wanted, &[], &blueprints, Rules::default())?;
         let (constants, normalization) = match &config.normalize {
             Some(given) => (Some(given.constants(&info)?), NormalizedBy::Given),
             None => match weights.normalization(image.channels)? {
@@ -171,11 +175,8 @@ impl PreparedEvaluation {
             loss,
             ..NetworkOptions::new(0, 0, isa, config.batch)
         };
-        let stream = &devices.streams()[0];
-        let mut network =
-            Network::new(stream, Arc::new(host.graph(&Optimisers::default())?), options)?;
-        weights.fill(&mut network)?;
-        network.set_alphas(&[host.alphas()])?;
+        let network =
+            rebuilt(weights, &wanted, &devices.streams()[0], (options, &Plans::default()))?;
         let serving =
             Serving { batch: config.batch, subset: Subset::All, normalization: constants };
         let served = Served::new(serving, &devices, &datasets)?;
@@ -213,6 +214,26 @@ impl PreparedEvaluation {
             trace: trace.map(RunTrace::finish).transpose()?,
         })
     }
+}
+
+/// The network of a weights file on a stream, with row 0 of the alphas. Does not wait for the
+/// device.
+///
+/// # Errors
+/// Weights that do not fit `wanted`; a device failure.
+fn rebuilt(
+    weights: &Weights,
+    wanted: &Wanted<'_>,
+    stream: &Stream,
+    (options, plans): (NetworkOptions, &Plans),
+) -> Result<Network> {
+    let blueprints = Arc::new(BlueprintSet::standard());
+    let host = weights.host(wanted, &[], &blueprints, Rules::default())?;
+    let graph = Arc::new(host.graph(&Optimisers::default())?);
+    let mut network = Network::with_plans(stream, graph, options, plans)?;
+    weights.fill(&mut network)?;
+    network.set_alphas(&[host.alphas()])?;
+    Ok(network)
 }
 
 /// Encodes f32 `[rows, columns]` as numpy's `.npy`, version 1 (NEP 1).

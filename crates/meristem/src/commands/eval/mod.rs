@@ -1,5 +1,7 @@
 //! `meristem eval`.
 
+mod ensemble;
+
 use std::process::ExitCode;
 
 use meristem::data::Split;
@@ -11,8 +13,13 @@ use crate::failure::Failure;
 use crate::{plain, score};
 
 pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
+    if let Some(run) = &arguments.ensemble {
+        return ensemble::run(arguments, run);
+    }
+    // One of the two is required.
+    let weights = arguments.weights.clone().unwrap_or_default();
     let config = EvalConfig {
-        weights: arguments.weights.clone(),
+        weights,
         host: arguments.host.clone(),
         dataset: arguments.dataset.spec()?,
         split: split(&arguments.split)?,
@@ -32,7 +39,7 @@ pub(crate) fn run(arguments: &EvalArguments) -> Outcome {
     } else {
         plain::out(&format!(
             "{}: {kind} {} on {} {} samples, loss {:.4}",
-            plain::shown(&arguments.weights),
+            plain::shown(&config.weights),
             score::value(kind, Some(report.score)),
             plain::thousands(report.samples),
             config.split,
