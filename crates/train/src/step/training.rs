@@ -33,7 +33,7 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
     let pass = PassBatches::new(train, train.len(), train_batches.len());
     let limits = |device: &ScopedDevice| permitted::train_step(device, pass);
     let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
-    let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
+    let Epoch { batches, counts, sent_bytes } = match (replicas, &mut context.population.envs[..]) {
         (Some(replicas), [Env { index, grown: TrainedHost { network, .. }, .. }]) => {
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
             let statistics = |pass| statistics_scopes(devices, policy, pass);
@@ -60,13 +60,14 @@ fn train_epoch(context: &mut StepContext<'_, '_>, epoch: u64) -> Result<()> {
                 }
             }
             let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
-            Epoch { batches, counts }
+            Epoch { batches, counts, sent_bytes: 0 }
         }
     };
     if *context.warm {
         context.spent.hot.add(batches, counts.into_iter());
     }
     context.spent.training_steps = batches;
+    context.spent.exchange_bytes = sent_bytes;
     Ok(())
 }
 
