@@ -54,7 +54,7 @@ pub(crate) fn all_reduce(
 
 /// Adds the received rows and this rank's shard of the input in rank order, into the output's
 /// shard.
-fn add(
+pub(crate) fn add(
     stream: &Stream,
     rows: &Tensor,
     sum: &Sum<'_, Spans>,

@@ -11,6 +11,7 @@ use crate::check;
 use crate::communicator::Communicator;
 use crate::error::{Error, Result};
 use crate::gpu;
+use crate::int8::Int8Sum;
 use crate::number::with_number;
 use crate::spans::Spans;
 use crate::sparse::feedback::{Momentum, check_momentum};
@@ -85,10 +86,15 @@ struct Bucket {
     members: Vec<(usize, usize)>,
     len: usize,
     dtype: DType,
-    /// The sparse sum; `None` for a dense bucket.
-    sparse: Option<SparseSum>,
-    /// Momentum of a dense bucket; `None` without momentum correction.
-    momentum: Option<Momentum>,
+    sum: BucketSum,
+}
+
+/// Algorithm of a bucket, with its memory.
+enum BucketSum {
+    /// The dense sum, of velocities with momentum correction.
+    Dense(Option<Momentum>),
+    Sparse(SparseSum),
+    Int8(Int8Sum),
 }
 
 impl Exchange {
@@ -166,8 +172,10 @@ impl Exchange {
         let density = self.density();
         for bucket in &mut self.buckets {
             let k = bucket.pick(&self.options, density, comm.size());
-            if let Some(sparse) = bucket.sparse.as_mut().filter(|_| 0 < k && k < bucket.len) {
-                sparse.prepare(comm, k)?;
+            match &mut bucket.sum {
+                BucketSum::Sparse(sparse) if 0 < k && k < bucket.len => sparse.prepare(comm, k)?,
+                BucketSum::Int8(int8) => int8.prepare(comm)?,
+                BucketSum::Sparse(_) | BucketSum::Dense(_) => {}
             }
         }
         Ok(())
@@ -196,17 +204,21 @@ impl Exchange {
             let whole = Spans::new(operation, &of_bucket.collect::<Vec<_>>())?;
             let k = bucket.pick(options, density, comm.size());
             let (reduction, order) = (options.reduction, SumOrder::Rank);
-            if let Some(sparse) = &mut bucket.sparse {
-                let call = CollectiveCall::flat(sparse.operation(), &whole);
-                let sum = Sum { input: &whole, output: &whole, reduction, order };
-                sparse.sum(comm, call, &sum, k)?;
-                continue;
+            let sum = Sum { input: &whole, output: &whole, reduction, order };
+            match &mut bucket.sum {
+                BucketSum::Sparse(sparse) => {
+                    let call = CollectiveCall::flat(sparse.operation(), &whole);
+                    sparse.sum(comm, call, &sum, k)?;
+                }
+                BucketSum::Int8(int8) => int8.sum(comm, &sum)?,
+                BucketSum::Dense(momentum) => {
+                    let call = CollectiveCall::flat("all_reduce", &whole);
+                    let velocity = momentum.as_ref().map(|momentum| momentum.advance(&whole));
+                    let velocity = velocity.transpose()?;
+                    let input = velocity.as_ref().unwrap_or(&whole);
+                    comm.sum(call, &Sum { input, ..sum })?;
+                }
             }
-            let call = CollectiveCall::flat("all_reduce", &whole);
-            let velocity = bucket.momentum.as_ref().map(|momentum| momentum.advance(&whole));
-            let velocity = velocity.transpose()?;
-            let input = velocity.as_ref().unwrap_or(&whole);
-            comm.sum(call, &Sum { input, output: &whole, reduction, order })?;
         }
         self.step += 1;
         self.check(operation, gradients)
@@ -238,8 +250,8 @@ impl Exchange {
         }
         for bucket in &self.buckets {
             let name = &self.parameters[bucket.members[0].0].name;
-            let split = bucket.sparse.as_ref().map_or(Ok(None), SparseSum::export_split)?;
-            if let Some(split) = split {
+            let BucketSum::Sparse(sparse) = &bucket.sum else { continue };
+            if let Some(split) = sparse.export_split()? {
                 kept.entry(name.clone()).or_default().split = split;
             }
         }
@@ -274,7 +286,7 @@ impl Exchange {
             bucket.pick(&self.options, density, comm.size());
             let first = &self.parameters[bucket.members[0].0].name;
             let kept = state.kept.get(first).filter(|kept| !kept.split.is_empty());
-            if let (Some(sparse), Some(kept)) = (&mut bucket.sparse, kept) {
+            if let (BucketSum::Sparse(sparse), Some(kept)) = (&mut bucket.sum, kept) {
                 sparse.import_split(comm, &kept.split)?;
             }
         }
@@ -343,17 +355,22 @@ impl Exchange {
 
     /// Allocates the memory of a bucket.
     fn equip(&self, bucket: &mut Bucket, large: bool) -> Result<()> {
-        let sparse = match self.options.method {
-            Method::Sparse(sparse) => sparse,
-            _ => SparseMethod::TopK,
-        };
+        let ExchangeOptions { method, keep, .. } = self.options;
         let (stream, dtype, len) = (&self.stream, bucket.dtype, bucket.len);
-        if large {
-            bucket.sparse =
-                Some(SparseSum::with_len(stream, dtype, len, sparse, self.options.keep)?);
-        } else if let FeedbackMode::Momentum(factor) = self.options.keep {
-            bucket.momentum = Some(Momentum::new(stream, dtype, len, factor)?);
-        }
+        bucket.sum = match (large, method, keep) {
+            (true, Method::Int8, _) => BucketSum::Int8(Int8Sum::new(stream, dtype, len, keep)?),
+            (true, Method::Sparse(sparse), _) => {
+                BucketSum::Sparse(SparseSum::with_len(stream, dtype, len, sparse, keep)?)
+            }
+            (true, _, _) => {
+                let sparse = SparseMethod::TopK;
+                BucketSum::Sparse(SparseSum::with_len(stream, dtype, len, sparse, keep)?)
+            }
+            (false, _, FeedbackMode::Momentum(factor)) => {
+                BucketSum::Dense(Some(Momentum::new(stream, dtype, len, factor)?))
+            }
+            (false, ..) => BucketSum::Dense(None),
+        };
         Ok(())
     }
 
@@ -378,14 +395,19 @@ impl Exchange {
 
 impl Bucket {
     fn new(dtype: DType) -> Bucket {
-        Bucket { members: Vec::new(), len: 0, dtype, sparse: None, momentum: None }
+        Bucket { members: Vec::new(), len: 0, dtype, sum: BucketSum::Dense(None) }
     }
 
     /// Residual and velocity.
     fn kept(&self) -> [Option<&Tensor>; 2] {
-        match &self.sparse {
-            Some(sparse) => [sparse.residual(), sparse.velocity()],
-            None => [None, self.momentum.as_ref().map(|momentum| &momentum.velocity)],
+        match &self.sum {
+            BucketSum::Sparse(sparse) => [sparse.residual(), sparse.velocity()],
+            BucketSum::Int8(Int8Sum { feedback, .. }) => {
+                [Some(&feedback.residual), feedback.velocity()]
+            }
+            BucketSum::Dense(momentum) => {
+                [None, momentum.as_ref().map(|momentum| &momentum.velocity)]
+            }
         }
     }
 
@@ -394,9 +416,10 @@ impl Bucket {
     /// elements.
     fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));
-        let Some(sparse) = self.sparse.as_mut().filter(|_| options.method == Method::Auto) else {
+        let BucketSum::Sparse(sparse) = &mut self.sum else { return k };
+        if options.method != Method::Auto {
             return k;
-        };
+        }
         match options.table.choose(ranks, self.len, k, self.dtype) {
             Some(way) => {
                 sparse.switch(way);
@@ -408,7 +431,7 @@ impl Bucket {
 }
 
 /// Copies bytes to a tensor of the same size.
-fn upload(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
+pub(crate) fn upload(tensor: &Tensor, bytes: &[u8]) -> Result<()> {
     let size = tensor.dtype().size();
     with_number!(tensor.dtype(), T => {
         let elements: Vec<T> = bytes.chunks_exact(size).map(bytemuck::pod_read_unaligned).collect();

@@ -26,10 +26,12 @@
 //! ```
 //!
 //! # Modules, from top to bottom
+//! - `outer`: the weights of a model, after local steps of every rank.
 //! - `exchange`: the gradients of a model.
 //! - `state`: the state of an exchange in a checkpoint.
 //! - `auto`: choice of the fastest sum.
 //! - `sparse`: sums of the largest elements.
+//! - `int8`: the dense sum with elements of eight bits.
 //! - `communicator`: the interface of a rank.
 //! - `dense`: the dense sum over any transport.
 //! - `threads`: ranks of one process.
@@ -55,12 +57,14 @@ mod error;
 mod exchange;
 mod gpu;
 mod host;
+mod int8;
 mod log;
 mod memory;
 #[cfg_attr(not(feature = "mpi"), path = "mpi/off.rs")]
 mod mpi;
 mod nccl;
 mod number;
+mod outer;
 mod scratch;
 mod spans;
 mod sparse;
@@ -88,6 +92,7 @@ pub use error::{Error, Result};
 pub use exchange::{Exchange, ExchangeOptions};
 pub use memory::PhaseMemory;
 pub use number::{Magnitude, SumElement};
+pub use outer::{OuterOptions, OuterStep};
 pub use spans::Spans;
 pub use sparse::gather::{
     TopKElements, TopKStorage, topk, topk_all_gather, topk_all_gather_measured,

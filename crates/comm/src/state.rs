@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 const RESIDUAL: &str = "residual";
 const VELOCITY: &str = "velocity";
 const SPLIT: &str = "split";
+const OUTER: &str = "outer";
 
 /// State of a gradient exchange between steps, for checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -24,14 +25,18 @@ pub struct ParameterState {
     pub velocity: Vec<u8>,
     /// Threshold and regions of Ok-Topk, with the first parameter of a bucket.
     pub split: Vec<u8>,
+    /// Momentum of the outer step, equal on all ranks.
+    pub outer: Vec<u8>,
 }
 
 impl ExchangeState {
-    /// The parts of a checkpoint with their names: `residual.NAME`, `velocity.NAME` and
-    /// `split.NAME` for each parameter, if present. The caller stores the number of steps.
+    /// The parts of a checkpoint with their names: `residual.NAME`, `velocity.NAME`, `split.NAME`
+    /// and `outer.NAME` for each parameter, if present. The caller stores the number of steps.
     pub fn into_parts(self) -> impl Iterator<Item = (String, Vec<u8>)> {
-        self.kept.into_iter().flat_map(|(name, ParameterState { residual, velocity, split })| {
-            let parts = [(RESIDUAL, residual), (VELOCITY, velocity), (SPLIT, split)];
+        self.kept.into_iter().flat_map(|(name, kept)| {
+            let ParameterState { residual, velocity, split, outer } = kept;
+            let parts =
+                [(RESIDUAL, residual), (VELOCITY, velocity), (SPLIT, split), (OUTER, outer)];
             let parts = parts.into_iter().filter(|(_, bytes)| !bytes.is_empty());
             parts.map(move |(part, bytes)| (format!("{part}.{name}"), bytes))
         })
@@ -47,6 +52,7 @@ impl ExchangeState {
                 RESIDUAL => |kept| &mut kept.residual,
                 VELOCITY => |kept| &mut kept.velocity,
                 SPLIT => |kept| &mut kept.split,
+                OUTER => |kept| &mut kept.outer,
                 _ => continue,
             };
             place(kept.entry(name.to_owned()).or_default()).extend_from_slice(bytes);
@@ -61,22 +67,24 @@ mod tests {
 
     #[test]
     fn parts_have_the_names_of_a_checkpoint() {
-        let kept = |residual: &[u8], velocity: &[u8], split: &[u8]| ParameterState {
+        let kept = |[residual, velocity, split, outer]: [&[u8]; 4]| ParameterState {
             residual: residual.to_vec(),
             velocity: velocity.to_vec(),
             split: split.to_vec(),
+            outer: outer.to_vec(),
         };
-        let all =
-            [("blocks.0.conv.weight", kept(&[1, 2], &[3], &[4])), ("b", kept(&[], &[5], &[]))];
+        let whole = kept([&[1, 2], &[3], &[4], &[6]]);
+        let all = [("blocks.0.conv.weight", whole), ("b", kept([&[], &[5], &[], &[]]))];
         let all = all.map(|(name, kept)| (name.to_owned(), kept)).into();
         let state = ExchangeState { step: 7, kept: all };
         let parts: Vec<(String, Vec<u8>)> = state.clone().into_parts().collect();
         let named: Vec<(&str, &[u8])> = parts.iter().map(|(n, b)| (&n[..], &b[..])).collect();
-        let expected: [(&str, &[u8]); 4] = [
+        let expected: [(&str, &[u8]); 5] = [
             ("velocity.b", &[5]),
             ("residual.blocks.0.conv.weight", &[1, 2]),
             ("velocity.blocks.0.conv.weight", &[3]),
             ("split.blocks.0.conv.weight", &[4]),
+            ("outer.blocks.0.conv.weight", &[6]),
         ];
         assert_eq!(named, expected);
         let others: [(&str, &[u8]); 2] = [("step", &[9]), ("other.b", &[9])];

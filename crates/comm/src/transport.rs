@@ -237,9 +237,14 @@ const LINE: usize = 32;
 /// The shard of rank `rank` among `size` ranks and `len` elements. Shards are contiguous and cover
 /// all elements. Their lengths differ by at most a cache line.
 pub(crate) fn shard(len: usize, size: usize, rank: usize) -> Range<usize> {
-    let lines = len.div_ceil(LINE);
-    // No overflow: a tensor's lines are far fewer than usize::MAX / size.
-    let at = |rank: usize| (lines / size * rank + (lines % size).min(rank)) * LINE;
+    aligned_shard(len, LINE, size, rank)
+}
+
+/// A shard as from [`shard`], which starts at a multiple of `unit`.
+pub(crate) fn aligned_shard(len: usize, unit: usize, size: usize, rank: usize) -> Range<usize> {
+    let units = len.div_ceil(unit);
+    // No overflow: a tensor's units are far fewer than usize::MAX / size.
+    let at = |rank: usize| (units / size * rank + (units % size).min(rank)) * unit;
     at(rank).min(len)..at(rank + 1).min(len)
 }
 

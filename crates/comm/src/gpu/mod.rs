@@ -7,6 +7,7 @@
 mod copy;
 mod feedback;
 mod indices;
+mod int8;
 mod lists;
 mod select;
 mod sum;
@@ -19,6 +20,7 @@ use meristem_device::{DType, Kernel, KernelHeader, KernelSource, Tensor};
 pub(crate) use self::copy::copies;
 pub(crate) use self::feedback::{advance, clear, drain, nothing};
 pub(crate) use self::indices::{Compaction, common, divide_up, mark, unmark};
+pub(crate) use self::int8::{decode, encode};
 pub(crate) use self::lists::{Merge, merge, scatter, take};
 pub(crate) use self::select::{Elements, ListSelection, candidates_len, from_list, select};
 pub(crate) use self::sum::{RankPieces, sum};
@@ -47,11 +49,11 @@ static HEADERS: PerType<[KernelHeader; 4]> = PerType([
 ]);
 
 /// All kernels for elements of a type.
-pub(crate) fn sources(dtype: DType) -> [&'static KernelSource; 7] {
+pub(crate) fn sources(dtype: DType) -> [&'static KernelSource; 8] {
     let [advance, list, pick, add] =
         [&feedback::SOURCE, &lists::SOURCE, &select::SOURCE, &sum::SOURCE]
             .map(|source| source.get(dtype));
-    [advance, list, pick, add, &indices::SOURCE, &threshold::SOURCE, &copy::SOURCE]
+    [advance, list, pick, add, &indices::SOURCE, &threshold::SOURCE, &int8::SOURCE, &copy::SOURCE]
 }
 
 /// One value each for f32, f64 and bf16.

@@ -47,33 +47,45 @@ impl Momentum {
 
     /// Updates the velocity by a gradient and returns it.
     pub(crate) fn advance(&self, gradient: &Spans) -> Result<Spans> {
-        let Momentum { factor, velocity } = self;
-        let launch = velocity.stream().launch("feedback, velocity").write(velocity);
-        let launch = gradient.pieces().iter().fold(launch, |launch, piece| launch.read(piece));
-        let (factor, dtype) = (*factor, gradient.dtype());
-        let launch = launch.gpu(|| {
-            let mut start = 0;
-            let call = |(i, piece): (usize, &Tensor)| {
-                let window = gpu::part(0, dtype, start, piece.numel());
-                start += piece.numel();
-                gpu::advance(dtype, gpu::whole(1 + i, piece), window, factor)
-            };
-            gradient.pieces().iter().enumerate().map(call).collect::<Vec<_>>()
-        });
-        with_number!(gradient.dtype(), T => launch.run(move |args| {
-            let factor = T::from_f64(factor);
-            let mut rest = args.write::<T>(0);
-            for at in 1..args.len() {
-                let gradient = args.read::<T>(at);
-                let (velocity, later) = rest.split_at_mut(gradient.len());
-                for (velocity, gradient) in velocity.iter_mut().zip(gradient) {
-                    *velocity = velocity.times(factor).plus(*gradient);
-                }
-                rest = later;
-            }
-        })?, unreachable!("checked when the exchange was made"));
-        Spans::try_from(velocity)
+        let velocity = Spans::try_from(&self.velocity)?;
+        scale_add("feedback, velocity", &velocity, self.factor, gradient)?;
+        Ok(velocity)
     }
+}
+
+/// target = factor target + added, rounded after each operation. The same number of elements; the
+/// memory does not overlap.
+pub(crate) fn scale_add(
+    operation: &'static str,
+    target: &Spans,
+    factor: f64,
+    added: &Spans,
+) -> Result<()> {
+    let mut pieces = Vec::new();
+    for part in parts([target, added].into_iter(), &(0..target.len())) {
+        pieces.push([target.window(part.clone())?, added.window(part)?]);
+    }
+    let mut launch = target.stream().launch(operation);
+    for [target, added] in &pieces {
+        launch = launch.write(&target.pieces()[0]).read(&added.pieces()[0]);
+    }
+    let dtype = target.dtype();
+    let launch = launch.gpu(|| {
+        let call = |(i, [target, added]): (usize, &[Spans; 2])| {
+            let target = gpu::whole(2 * i, &target.pieces()[0]);
+            gpu::advance(dtype, gpu::whole(2 * i + 1, &added.pieces()[0]), target, factor)
+        };
+        pieces.iter().enumerate().map(call).collect::<Vec<_>>()
+    });
+    with_number!(dtype, T => launch.run(move |args| {
+        let factor = T::from_f64(factor);
+        for at in (0..args.len()).step_by(2) {
+            for (target, added) in args.write::<T>(at).iter_mut().zip(args.read::<T>(at + 1)) {
+                *target = target.times(factor).plus(*added);
+            }
+        }
+    })?, unreachable!("checked when the exchange was made"));
+    Ok(())
 }
 
 impl Feedback {
@@ -88,6 +100,20 @@ impl Feedback {
             None => None,
         };
         Ok(Feedback { residual: nothing(stream, dtype, len)?, momentum })
+    }
+
+    /// Velocity of momentum correction; `None` without it.
+    pub(crate) fn velocity(&self) -> Option<&Tensor> {
+        self.momentum.as_ref().map(|momentum| &momentum.velocity)
+    }
+
+    /// Adds the gradient, or the updated velocity, to the residual, and returns the residual.
+    pub(crate) fn accumulate(&self, gradient: &Spans) -> Result<Spans> {
+        let residual = Spans::try_from(&self.residual)?;
+        let velocity = self.momentum.as_ref().map(|momentum| momentum.advance(gradient));
+        let velocity = velocity.transpose()?;
+        scale_add("feedback, residual", &residual, 1.0, velocity.as_ref().unwrap_or(gradient))?;
+        Ok(residual)
     }
 
     /// Adds the gradient, or the updated velocity, to the residual, writes the result to `output`,

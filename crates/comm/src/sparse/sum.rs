@@ -147,7 +147,7 @@ impl SparseSum {
 
     /// Velocity of momentum correction; `None` without it.
     pub fn velocity(&self) -> Option<&Tensor> {
-        self.feedback.as_ref().and_then(|f| f.momentum.as_ref()).map(|m| &m.velocity)
+        self.feedback.as_ref().and_then(Feedback::velocity)
     }
 
     /// Switches to another algorithm; residual and velocity are kept.

@@ -134,6 +134,7 @@ fn any_method() -> impl Strategy<Value = Method> {
         2 => Just(Method::Sparse(SparseMethod::TopK)),
         2 => Just(Method::Sparse(SparseMethod::GTopK)),
         3 => (1u64..4).prop_map(|refresh| Method::Sparse(SparseMethod::OkTopK { refresh })),
+        2 => Just(Method::Int8),
     ]
 }
 
@@ -156,6 +157,10 @@ prop_compose! {
         (mean, only_exchange) in any::<(bool, bool)>(),
     ) -> Case {
         let reduction = if mean { Reduction::Mean } else { Reduction::Sum };
+        let keep = match (method, keep) {
+            (Method::Int8, FeedbackMode::Nothing) => FeedbackMode::Residual,
+            _ => keep,
+        };
         let options = ExchangeOptions {
             method, density, keep, reduction, small: 20, bucket: 4000, ..ExchangeOptions::default()
         };
@@ -169,6 +174,7 @@ proptest! {
     #[test]
     fn exchanges_have_the_same_bits_on_gpu_and_cpu(case in any_case(), dtype in 0..3) {
         match dtype {
+            _ if case.options.method == Method::Int8 => check::<f32>(&case),
             0 => check::<f32>(&case),
             1 => check::<f64>(&case),
             _ => check::<bf16>(&case),

@@ -95,7 +95,7 @@ fn gradients_are_exchanged_in_place() {
     let sparse = [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 2 }]
         .map(Method::Sparse);
     for (method, keep) in
-        sparse.into_iter().chain([Method::Dense, Method::Auto]).flat_map(|method| {
+        sparse.into_iter().chain([Method::Dense, Method::Int8, Method::Auto]).flat_map(|method| {
             [FeedbackMode::Residual, FeedbackMode::Momentum(0.5)].map(|keep| (method, keep))
         })
     {
@@ -190,7 +190,7 @@ fn small_tensors_are_dense_and_large_ones_sparse() {
 fn a_prepared_exchange_only_launches() {
     let sparse = [SparseMethod::TopK, SparseMethod::GTopK, SparseMethod::OkTopK { refresh: 4 }]
         .map(Method::Sparse);
-    for method in sparse.into_iter().chain([Method::Dense, Method::Auto]) {
+    for method in sparse.into_iter().chain([Method::Dense, Method::Int8, Method::Auto]) {
         let spent = ranks(3, |mut comm, stream| {
             let options = options(method);
             let mut usual = made(&options, stream, &MODEL).unwrap();

@@ -16,6 +16,8 @@ fn a_checkpoint_restores_an_exchange() {
         sparse.into_iter().map(|sparse| (Method::Sparse(sparse), FeedbackMode::Residual)).chain([
             (Method::Sparse(SparseMethod::TopK), FeedbackMode::Momentum(0.5)),
             (Method::Auto, FeedbackMode::Residual),
+            (Method::Int8, FeedbackMode::Residual),
+            (Method::Int8, FeedbackMode::Momentum(0.5)),
         ])
     {
         // The warm-up ends after the third step.
@@ -88,7 +90,7 @@ fn a_grown_model_keeps_the_state_of_its_parameters() {
 #[test]
 fn an_import_replaces_the_state() {
     let all = [SparseMethod::TopK, SparseMethod::OkTopK { refresh: 4 }].map(Method::Sparse);
-    for (method, keep) in all.into_iter().flat_map(|method| {
+    for (method, keep) in all.into_iter().chain([Method::Int8]).flat_map(|method| {
         [FeedbackMode::Residual, FeedbackMode::Momentum(0.5)].map(|keep| (method, keep))
     }) {
         let options = ExchangeOptions { keep, ..options(method) };

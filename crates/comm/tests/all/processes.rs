@@ -71,6 +71,7 @@ fn collectives(comm: &mut Communicator, stream: &Stream) -> Vec<Vec<u32>> {
         Method::Sparse(SparseMethod::TopK),
         Method::Sparse(SparseMethod::GTopK),
         Method::Sparse(SparseMethod::OkTopK { refresh: 2 }),
+        Method::Int8,
     ];
     for method in methods {
         let keep = FeedbackMode::Momentum(0.5);

@@ -47,11 +47,12 @@ fn options(method: Method) -> ExchangeOptions {
     }
 }
 
-const METHODS: [Method; 4] = [
+const METHODS: [Method; 5] = [
     Method::Dense,
     Method::Sparse(SparseMethod::TopK),
     Method::Sparse(SparseMethod::GTopK),
     Method::Sparse(SparseMethod::OkTopK { refresh: 2 }),
+    Method::Int8,
 ];
 
 fn fleet() -> Vec<Toy> {

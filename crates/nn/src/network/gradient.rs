@@ -100,6 +100,24 @@ impl Network {
         views(self.graph(), &plan, &self.arena.kept)
     }
 
+    /// The parameters that training changes, with their names, in the order of
+    /// [`Network::gradients`]: views of the network's memory, f32, flat and packed as in
+    /// [`layout`](crate::layout). A launch's writes there take effect from the next step on.
+    /// Launches nothing.
+    ///
+    /// # Errors
+    /// As [`Network::gradient_buffers`].
+    pub fn trained_parameters(&mut self) -> Result<Vec<(&str, Tensor)>> {
+        let plan = self.kept_plan(self.options.batch_max)?;
+        let mut all = vec![];
+        for (param, place) in self.graph.params.iter().zip(plan.trained_params()) {
+            let Some((group, place)) = place else { continue };
+            let values = &self.groups[group].values;
+            all.push((param.name.as_str(), values.view(place.start, [place.len()])?));
+        }
+        Ok(all)
+    }
+
     /// Measures and clips the gradient now, not in [`Network::apply`]: the gradient of each group,
     /// at `factor` times the norm that the group's optimiser allows. For an exchange that keeps
     /// back a part of the gradient: clipping the accumulated sum of many steps when it is sent at

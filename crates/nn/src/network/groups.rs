@@ -47,6 +47,11 @@ impl GroupTensors {
     pub(super) fn tensors(&self) -> [&Tensor; 4] {
         [&self.values, &self.momentum, &self.state, &self.counters]
     }
+
+    /// Parameters, running statistics, counters.
+    pub(super) fn weights(&self) -> [&Tensor; 3] {
+        [&self.values, &self.state, &self.counters]
+    }
 }
 
 /// Copies tensors on their device, in one command; tensors without elements are skipped.

@@ -29,17 +29,35 @@ impl Network {
     /// [`Error::Argument`] for a network with other options; as
     /// [`Network::set_graph`].
     pub fn follow(&mut self, leader: &Network) -> Result<()> {
+        self.take_over(leader, GroupTensors::tensors)
+    }
+
+    /// As [`follow`](Network::follow), but the optimiser's state stays this network's own: it is
+    /// carried over by name, as in [`Network::set_graph`]. Counts of optimiser steps are the
+    /// leader's.
+    ///
+    /// # Errors
+    /// As [`follow`](Network::follow).
+    pub fn follow_weights(&mut self, leader: &Network) -> Result<()> {
+        self.take_over(leader, GroupTensors::weights)
+    }
+
+    /// Takes over the graph, the alphas and the selected tensors of each group.
+    fn take_over<const N: usize>(
+        &mut self,
+        leader: &Network,
+        of: fn(&GroupTensors) -> [&Tensor; N],
+    ) -> Result<()> {
         if leader.options != self.options {
             let (expected, got) = (format!("{:?}", self.options), format!("{:?}", leader.options));
             return Err(Error::argument("follow", "options", expected, got));
         }
         let from: Vec<Tensor> = std::iter::once(&leader.alphas)
-            .chain(leader.groups.iter().flat_map(GroupTensors::tensors))
+            .chain(leader.groups.iter().flat_map(of))
             .map(|tensor| tensor.on(&self.stream))
             .collect::<Result<_, _>>()?;
         self.set_graph(Arc::clone(leader.graph()))?;
-        let to =
-            std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(GroupTensors::tensors));
+        let to = std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(of));
         groups::copy(&self.stream, "follow", from.iter().zip(to))?;
         // The device's alphas are the leader's now; not after an error.
         self.alpha_values.clone_from(&leader.alpha_values);
@@ -54,10 +72,26 @@ impl Network {
     /// A failed stream.
     #[track_caller]
     pub fn fingerprint(&self) -> Result<()> {
-        let spans = self.group_spans();
+        self.fingerprint_of(&self.group_spans())
+    }
+
+    /// Hashes as [`fingerprint`](Network::fingerprint), without the optimiser's state: for replicas
+    /// with optimisers of their own.
+    ///
+    /// # Errors
+    /// A failed stream.
+    #[track_caller]
+    pub fn fingerprint_weights(&self) -> Result<()> {
+        let mut spans = self.group_spans();
+        spans.retain(|span| !matches!(span.space, Space::Momentum(_)));
+        self.fingerprint_of(&spans)
+    }
+
+    #[track_caller]
+    fn fingerprint_of(&self, spans: &[SpaceSpan]) -> Result<()> {
         let tensors = spans.iter().map(|span| Spec::new(span.dtype, span.len)).collect();
         let op = StateOp::Fingerprint(tensors);
-        let step = PlanStep::new(op, &spans, &[metrics::FINGERPRINT]);
+        let step = PlanStep::new(op, spans, &[metrics::FINGERPRINT]);
         self.launch_steps("fingerprint", vec![step])
     }
 

@@ -138,8 +138,8 @@ fn copy<'a>(
     operation: &'static str,
     groups: impl Iterator<Item = (&'a GroupTensors, &'a GroupTensors)>,
 ) -> Result<()> {
-    let of = |group: &'a GroupTensors| [&group.values, &group.state, &group.counters];
-    groups::copy(stream, operation, groups.flat_map(|(from, to)| of(from).into_iter().zip(of(to))))
+    let pairs = groups.flat_map(|(from, to)| from.weights().into_iter().zip(to.weights()));
+    groups::copy(stream, operation, pairs)
 }
 
 #[cfg(test)]

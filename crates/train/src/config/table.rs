@@ -303,7 +303,7 @@ settings! {
         lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0"), of_member();
         /// Training batches, the same in every step, that recompute the running statistics of batch
         /// norm before every evaluation, with fixed weights. With 0 the averages from training are
-        /// used, except with --data-parallel and a sparse exchange.
+        /// used, except with --data-parallel and an exchange other than dense.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host, with optimizer sgd, nesterov or muon.
@@ -578,11 +578,14 @@ settings! {
         ranks: Option<usize> =
             absent("the number of processes with --comm mpi or nccl, otherwise 1"),
             unit("N"), whole(1, RANKS_MAX), train_only();
-        /// Gradient exchange between ranks: dense, or a sparse one, topk:D, gtopk:D, ok-topk:D or
-        /// auto:D, where each rank sends the share D of its elements.
+        /// Exchange of gradients between ranks: dense, int8 with eight bits for each element, or a
+        /// sparse one, topk:D, gtopk:D, ok-topk:D or auto:D, where each rank sends the share D of
+        /// its elements. diloco:H, with --data-parallel: each rank trains H batches on its own, then
+        /// the ranks average the differences of their weights, dense or by a method after a second
+        /// colon, such as diloco:32:int8.
         exchange: ExchangeKind = same(ExchangeKind::default()), train_only();
         /// Train one host on all ranks, each with its part of every batch; the ranks exchange
-        /// gradients.
+        /// gradients or, with exchange diloco:H, weights.
         data_parallel: bool = same(false), since(2, "false"), train_only();
         /// Seconds that ranks wait for each other; must exceed the duration of a step.
         comm_deadline: usize = same(COMM_DEADLINE),

@@ -266,8 +266,12 @@ fn check_ranks(config: &TrainConfig) -> Result<()> {
             format!("a divisor of {envs}, the number of envs"),
         ));
     }
-    if ranks == 1 && config.exchange != ExchangeKind::Dense {
-        let expected = "dense; a sparse exchange needs at least 2 `ranks`";
+    if config.exchange.local_steps.is_some() && !config.data_parallel {
+        let expected = "an exchange of gradients, such as topk:0.01; diloco needs data-parallel";
+        return Err(Error::value("exchange", config.exchange, expected));
+    }
+    if ranks == 1 && config.exchange != ExchangeKind::default() {
+        let expected = "dense; every other exchange needs at least 2 `ranks`";
         return Err(Error::value("exchange", config.exchange, expected));
     }
     Ok(())

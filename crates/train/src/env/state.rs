@@ -50,7 +50,8 @@ pub(crate) struct EnvTensors {
     pub(crate) grown: TrainedTensors,
     /// Snapshot of the governor.
     pub(crate) snapshot: StateDict,
-    /// Gradients that the ranks have not sent yet, with the names from `resources::Replicas`.
+    /// State of the exchange between the ranks, such as gradients that they have not sent yet, with
+    /// the names from `resources::Replicas`.
     pub(crate) exchange: StateDict,
     /// Tensors of the twin; empty without one, and if it diverged.
     pub(crate) twin: TrainedTensors,

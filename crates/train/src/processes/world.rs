@@ -233,7 +233,7 @@ impl World {
         if self.meetings.is_none() {
             return Ok(own);
         }
-        let path = Path::new("unsent gradients of a rank");
+        let path = Path::new("state of a rank's exchange");
         let own = safetensors::to_bytes(path, &own, &Metadata::new())?;
         let mut all = StateDict::default();
         for part in self.gather_bytes(own)? {

@@ -135,6 +135,7 @@ impl Resources {
         };
         let gather = GatherBatches::new(&gather, &train, devices.streams())?;
         check_shares(config, gather.order())?;
+        check_local_steps(config, gather.order())?;
         let serve = |subset, split: &[Arc<Dataset>]| {
             let normalization = Some(setup.interface.normalization.clone());
             let options = Serving { batch: config.batch, subset, normalization };
@@ -239,6 +240,21 @@ fn check_shares(config: &TrainConfig, order: &EpochOrder) -> Result<()> {
             let expected = format!("full, or fewer envs: dealt leaves no sample for env {env}");
             Err(Error::value("epoch", config.epoch, expected))
         }
+    }
+}
+
+/// Checks that a round of local steps is not longer than an epoch.
+fn check_local_steps(config: &TrainConfig, order: &EpochOrder) -> Result<()> {
+    let batches = order.batches();
+    match config.exchange.local_steps {
+        Some(steps) if steps.get() as usize > batches => {
+            let expected = format!(
+                "at most {batches} local steps, the batches of an epoch, at whose end the ranks \
+                 always exchange"
+            );
+            Err(Error::value("exchange", config.exchange, expected))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -153,7 +153,8 @@ impl<'j> Episode<'_, 'j> {
     fn write_checkpoint(&mut self, population: &mut Population, next: StepPosition) -> Result<()> {
         let mut saved = population.save(self.setup)?;
         for (env, replicas) in saved.iter_mut().zip(&mut self.resources.replicas) {
-            env.tensors.exchange = self.world.merge(replicas.save()?)?;
+            let own = replicas.save(&env.tensors.grown.optimiser)?;
+            env.tensors.exchange = self.world.merge(own)?;
         }
         let controller = self.controller.get().save()?;
         let (totals, sweep) = (*self.totals, self.sweep.clone());

@@ -436,6 +436,7 @@ impl PreparedRun {
             extended: checkpoints.extended,
             ranks: setup.config.ranks(),
             exchange: setup.config.exchange.to_string(),
+            exchange_bytes: Some(totals.exchange_bytes).filter(|bytes| *bytes > 0),
             rounds: checkpoints.rounds.len(),
             steps: totals.steps,
             training_steps: totals.training_steps,

@@ -78,7 +78,7 @@ impl AnyController {
                     policy(setup, &stream, Learning::On, train_samples)
                 };
                 let policies = members.iter().map(of_member).collect::<Result<_>>()?;
-                let group = PpoGroup::new(policies, members, &config.exchange.options())?;
+                let group = PpoGroup::new(policies, members, &config.exchange.method.options())?;
                 Ok(Self::Group(Box::new(group)))
             }
             ControllerKind::Ppo => {

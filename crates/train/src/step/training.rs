@@ -36,7 +36,7 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     let pass = PassBatches::new(train, train.len(), train_batches.len());
     let limits = |device: &ScopedDevice| permitted::train_step(device, pass);
     let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
-    let Epoch { batches, counts } = match (replicas, &mut context.population.envs[..]) {
+    let Epoch { batches, counts, sent_bytes } = match (replicas, &mut context.population.envs[..]) {
         (Some(replicas), [Env { index, grown, .. }]) => {
             let (epoch, network) = (epoch(grown), &mut grown.network);
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
@@ -66,13 +66,14 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
                 }
             }
             let counts = scopes.into_iter().map(|scope| scope.finish().counts).collect();
-            Epoch { batches, counts }
+            Epoch { batches, counts, sent_bytes: 0 }
         }
     };
     if *context.warm {
         context.spent.hot.add(batches, counts.into_iter());
     }
     context.spent.training_steps = batches;
+    context.spent.exchange_bytes = sent_bytes;
     Ok(())
 }
 

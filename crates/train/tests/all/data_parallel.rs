@@ -7,7 +7,7 @@ use meristem_nn::Network;
 use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{
-    BatchLimit, ControllerKind, ExchangeKind, HotScopePolicy, Preset, Switch,
+    BatchLimit, ControllerKind, ExchangeKind, ExchangeMethod, HotScopePolicy, Preset, Switch,
 };
 use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
@@ -70,12 +70,12 @@ impl Observer for SeenSteps {
 fn one_rank_equals_a_single_env() {
     let [one, plain] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let (mut seen, mut expected) = (SeenSteps::default(), SeenSteps::default());
-    let summary = train(flags(one.path(), 1, ExchangeKind::Dense), &mut seen).unwrap();
+    let summary = train(flags(one.path(), 1, ExchangeMethod::Dense), &mut seen).unwrap();
     let alone = ConfigLayer {
         data_parallel: None,
         envs: Some(1),
         twin: Some(Some(Switch(false))),
-        ..flags(plain.path(), 1, ExchangeKind::Dense)
+        ..flags(plain.path(), 1, ExchangeMethod::Dense)
     };
     assert_eq!(train(alone, &mut expected).unwrap().envs, summary.envs);
     assert!(weights(one.path()) == weights(plain.path()));
@@ -85,7 +85,7 @@ fn one_rank_equals_a_single_env() {
 /// The host grows equally on all ranks, with any number of workers, and in two parts as in one.
 #[test]
 fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
-    let sparse = ExchangeKind::TopK(0.05);
+    let sparse = ExchangeMethod::TopK(0.05);
     let [whole, cut] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     let mut seen = SeenSteps::default();
     let summary = train(flags(whole.path(), 3, sparse), &mut seen).unwrap();
@@ -110,7 +110,7 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     assert!(steps.map(|step| step.fingerprint.as_ref().unwrap()).eq(fingerprints));
 
     let dense = tempfile::tempdir().unwrap();
-    train(flags(dense.path(), 3, ExchangeKind::Dense), &mut Silent).unwrap();
+    train(flags(dense.path(), 3, ExchangeMethod::Dense), &mut Silent).unwrap();
     assert!(weights(dense.path()) != weights(whole.path()), "what was sent made a difference");
 }
 
@@ -148,7 +148,7 @@ fn replicas_that_differ_end_the_run() {
             *x = f32::from_bits(x.to_bits() ^ (1 << 12));
         })?)
     });
-    let error = train(flags(folder.path(), 2, ExchangeKind::Dense), &mut flips).unwrap_err();
+    let error = train(flags(folder.path(), 2, ExchangeMethod::Dense), &mut flips).unwrap_err();
     assert!(matches!(error, Error::ReplicasDiffer { .. }), "{error}");
     assert_eq!((flips.seen.steps.len(), error.exit_code()), (2, 1));
 }
@@ -162,7 +162,7 @@ fn a_broken_host_is_rolled_back_on_all_ranks() {
         let launch = statistics.stream().launch("break").write(statistics);
         Ok(launch.run(|args| args.write::<f32>(0)[0] = f32::NAN)?)
     });
-    let flags = flags(folder.path(), 3, ExchangeKind::Dense);
+    let flags = flags(folder.path(), 3, ExchangeMethod::Dense);
     // Recomputed statistics would contain nothing of the broken ones.
     let flags = ConfigLayer { statistics_batches: Some(0), ..flags };
     assert_rolled_back(flags, &mut breaks);
@@ -178,7 +178,7 @@ fn a_broken_loss_is_rolled_back_on_all_ranks() {
         // The sum of the losses follows three words of the layout.
         Ok(launch.run(|args| args.write::<f64>(0)[3] = f64::NAN)?)
     });
-    assert_rolled_back(flags(folder.path(), 3, ExchangeKind::TopK(0.05)), &mut breaks);
+    assert_rolled_back(flags(folder.path(), 3, ExchangeMethod::TopK(0.05)), &mut breaks);
 }
 
 fn assert_rolled_back<F>(flags: ConfigLayer, breaks: &mut DamagesLeader<F>)
@@ -195,7 +195,7 @@ where
 fn a_rank_that_fails_ends_all() {
     let folder = tempfile::tempdir().unwrap();
     let mut peeks = broken_by(4 + 2, |network| Ok(network.metrics().to_vec::<f64>().map(drop)?));
-    let error = train(flags(folder.path(), 3, ExchangeKind::Dense), &mut peeks).unwrap_err();
+    let error = train(flags(folder.path(), 3, ExchangeMethod::Dense), &mut peeks).unwrap_err();
     assert!(error.is_hot_scope() && error.to_string().contains("`train_step`"), "{error}");
     assert_eq!(peeks.seen.steps.len(), 1);
 }

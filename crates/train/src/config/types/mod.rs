@@ -29,7 +29,7 @@ pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Tel
 pub use self::class_weights::ClassWeights;
 pub use self::controller::ControllerKind;
 pub use self::distribution::Distribution;
-pub use self::exchange::ExchangeKind;
+pub use self::exchange::{ExchangeKind, ExchangeMethod};
 pub(crate) use self::members::{MEMBERS_MAX, SEPARATOR};
 pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;

@@ -149,9 +149,13 @@ pub struct Summary {
     /// Ranks that learned a policy or trained a host together; 0 in older summaries, which lack it.
     #[serde(default)]
     pub ranks: usize,
-    /// Gradient exchange between the ranks.
+    /// Exchange between the ranks.
     #[serde(default)]
     pub exchange: String,
+    /// Bytes that all ranks together sent to exchange gradients or weights of a host that they
+    /// train together, without overhead of the transport; absent if there were none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exchange_bytes: Option<u64>,
     /// Number of completed rounds.
     pub rounds: usize,
     /// Steps over all rounds. A step is one epoch of host training.

@@ -13,6 +13,14 @@
 //! and the number of ranks only changes the order of additions and the samples that batch norm sees
 //! together. A rank without samples, as may happen in a small last batch, contributes zeros.
 //!
+//! **Local training** (`diloco:H`) exchanges no gradients: each rank trains on its part of every
+//! batch with an optimiser of its own, and clips its own gradient. After every H batches and at the
+//! end of the epoch an outer step averages the differences of weights ([`meristem_comm::OuterStep`]).
+//! So after an epoch all ranks have one network again, which is measured, grown and saved; the
+//! synchronised weights are those at the start of a step, so a checkpoint needs no copy of them. A
+//! rank without samples in a small last batch makes its step with a gradient of zeros, so that all
+//! ranks count equally many steps.
+//!
 //! **Batch norm** normalises each rank's part on its own, as PyTorch's DistributedDataParallel
 //! does. Running statistics are averaged over the ranks at the end of the epoch. They are
 //! recursions that are linear in the batch's statistics, `s ← (1−m)s + m b_r`, so the result equals
@@ -20,8 +28,8 @@
 //! equally many samples, and the running variance is the mean of the replicas' variances. Training
 //! does not read them.
 //!
-//! **Consistency**: after an epoch the replicas' weights, statistics and optimisers are hashed on
-//! the device. The hashes are gathered with the other metrics and read back with them; a difference
+//! **Consistency**: after an epoch the replicas' weights, statistics and, unless they are local,
+//! optimisers are hashed on the device. The hashes are gathered with the other metrics and read back with them; a difference
 //! ends the run.
 //!
 //! **Processes**: each process has the env itself and leads one rank. All measure, decide, grow and
@@ -31,6 +39,7 @@
 //! Each rank's inner loop runs in a separate thread, because an exchange waits for the other
 //! ranks' calls. It does not wait for the device.
 
+mod exchange;
 mod metrics;
 #[cfg(test)]
 mod tests;
@@ -46,9 +55,10 @@ use meristem_data::{Dataset, GatherBatches, GatherConfig};
 use meristem_device::{HotScope, Stream, Tensor};
 use meristem_nn::{HostData, HostTensor, Metrics, Network, StateDict};
 
+use self::exchange::LazyExchange;
 use self::metrics::merge;
 pub(crate) use self::trainer::Epoch;
-use self::trainer::{LazyExchange, Trainer};
+use self::trainer::Trainer;
 use crate::config::{STATISTICS_BATCHES, TrainConfig};
 use crate::error::{Error, Result};
 use crate::resources::open_devices::OpenDevices;
@@ -97,10 +107,11 @@ impl Replicas {
             kind: config.exchange,
             // With a sparse exchange statistics are always recomputed; `trainer` has the reason.
             statistics_batches: match config.statistics_batches {
-                0 if !config.exchange.sends_all() => STATISTICS_BATCHES,
+                0 if !config.exchange.sends_whole_gradients() => STATISTICS_BATCHES,
                 batches => batches,
             },
-            exchange: LazyExchange::Saved(ExchangeState::default()),
+            exchange: LazyExchange::default(),
+            optimiser: None,
             metrics: None,
         };
         let mut trainers = members.into_iter().map(trainer);
@@ -118,8 +129,9 @@ impl Replicas {
     /// Drops unsent gradients and replicas, because the optimiser is reset or the host is replaced.
     pub(crate) fn forget(&mut self) {
         self.followers.iter_mut().for_each(|follower| follower.network = None);
-        self.trainers()
-            .for_each(|trainer| trainer.exchange = LazyExchange::Saved(ExchangeState::default()));
+        for trainer in self.trainers() {
+            (trainer.exchange, trainer.optimiser) = (LazyExchange::default(), None);
+        }
     }
 
     /// Leaves the other processes, which notice it at once instead of waiting.
@@ -149,7 +161,10 @@ impl Replicas {
                 Some(replica) => replica,
                 none => none.insert(network.replica(&follower.stream)?),
             };
-            replica.follow(network)?;
+            match follower.trainer.kind.local_steps {
+                Some(_) => replica.follow_weights(network)?,
+                None => replica.follow(network)?,
+            }
             let sizes = batch_sizes(&follower.gather, follower.trainer.rank);
             follower.trainer.open(replica, &sizes, batches)?;
         }
@@ -189,10 +204,11 @@ impl Replicas {
             });
             std::iter::once(own).chain(joined).collect()
         });
-        let mut whole = Epoch { batches: 0, counts: vec![] };
+        let mut whole = Epoch { batches: 0, counts: vec![], sent_bytes: 0 };
         for epoch in first_cause(all)? {
             whole.batches = whole.batches.max(epoch.batches);
             whole.counts.extend(epoch.counts);
+            whole.sent_bytes += epoch.sent_bytes;
         }
         Ok(whole)
     }
@@ -223,18 +239,20 @@ impl Replicas {
         Ok(Metrics { eval: own.eval, non_finite: own.non_finite, ..merged })
     }
 
-    /// Unsent gradients by rank, for a checkpoint. Waits for the device.
+    /// State of the exchange by rank, for a checkpoint, and in local training of the optimisers of
+    /// all ranks but 0. `leader` is the optimiser's state of the env's network. Waits for the device.
     ///
     /// # Errors
     /// A device failure.
-    pub(crate) fn save(&mut self) -> Result<StateDict> {
+    pub(crate) fn save(&mut self, leader: &StateDict) -> Result<StateDict> {
         let mut tensors = StateDict::default();
-        for trainer in self.trainers() {
-            let (rank, state) = (trainer.rank, trainer.exchange_state()?);
-            tensors.insert(step_name(rank), HostTensor::scalar_i64(state.step as i64));
-            for (name, bytes) in state.into_parts() {
-                tensors.insert(format!("{rank}.{name}"), HostTensor::bytes(bytes));
-            }
+        let own = self.leader.own_optimiser(|| Ok(Some(leader.clone())))?;
+        put_rank(&mut tensors, &self.leader, own)?;
+        for ReplicaRank { trainer, network, .. } in &self.followers {
+            let own = trainer.own_optimiser(|| {
+                network.as_ref().map(|network| Ok(network.momentum_dict()?)).transpose()
+            })?;
+            put_rank(&mut tensors, trainer, own)?;
         }
         Ok(tensors)
     }
@@ -251,6 +269,12 @@ impl Replicas {
                 Some(HostData::I64(step)) => step.first().copied().unwrap_or(0) as u64,
                 _ => 0,
             };
+            let prefix = optimiser_name(trainer.rank, "");
+            let optimiser = tensors.iter().filter_map(|(name, tensor)| {
+                Some((name.strip_prefix(&prefix)?.to_owned(), tensor.clone()))
+            });
+            let optimiser = StateDict(optimiser.collect());
+            trainer.optimiser = (!optimiser.0.is_empty()).then_some(optimiser);
             let prefix = format!("{}.", trainer.rank);
             let parts = tensors.iter().filter_map(|(name, tensor)| match &tensor.data {
                 HostData::U8(bytes) => Some((name.strip_prefix(&prefix)?, &bytes[..])),
@@ -264,6 +288,24 @@ impl Replicas {
 /// Name of a rank's number of exchanges in a checkpoint.
 fn step_name(rank: usize) -> String {
     format!("{rank}.step")
+}
+
+/// Name of a part of a rank's optimiser in a checkpoint.
+fn optimiser_name(rank: usize, part: &str) -> String {
+    format!("{rank}.optimiser.{part}")
+}
+
+/// Adds the state of a rank to a checkpoint.
+fn put_rank(all: &mut StateDict, trainer: &Trainer, own: Option<StateDict>) -> Result<()> {
+    let (rank, state) = (trainer.rank, trainer.exchange.state()?);
+    all.insert(step_name(rank), HostTensor::scalar_i64(state.step as i64));
+    for (name, bytes) in state.into_parts() {
+        all.insert(format!("{rank}.{name}"), HostTensor::bytes(bytes));
+    }
+    for (name, tensor) in own.unwrap_or_default().0 {
+        all.insert(optimiser_name(rank, &name), tensor);
+    }
+    Ok(())
 }
 
 /// All results, or the first error that does not merely report another rank's failure.

@@ -15,7 +15,7 @@ use crate::config::devices::Devices;
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::Error;
 use crate::resources::OpenDevices;
-use crate::settings::{ControllerKind, ExchangeKind};
+use crate::settings::{ControllerKind, ExchangeKind, ExchangeMethod};
 
 const SAMPLES: usize = 40;
 const BATCH: usize = 12;
@@ -155,7 +155,7 @@ impl ReplicasFixture {
         let mut kept = vec![vec![]; self.ranks];
         for epoch in 0..self.epochs {
             let share = match self.config.exchange {
-                ExchangeKind::TopK(density) => Some(0.25f64.powi(epoch as i32 + 1).max(density)),
+                ExchangeMethod::TopK(density) => Some(0.25f64.powi(epoch as i32 + 1).max(density)),
                 _ => None,
             };
             gather.start_epoch(epoch).unwrap();
@@ -261,7 +261,7 @@ fn text(state: &[StateDict; 2]) -> String {
 
 #[test]
 fn replicas_equal_the_slow_reference() {
-    for exchange in [ExchangeKind::Dense, ExchangeKind::TopK(0.01)] {
+    for exchange in [ExchangeMethod::Dense, ExchangeMethod::TopK(0.01)] {
         for (normed, ranks) in [(false, 2), (false, 3), (true, 2), (true, 3), (true, 6)] {
             let fixture = ReplicasFixture::new(ranks, exchange, 2);
             let (got, _) = fixture.replicas(normed);
@@ -276,7 +276,7 @@ fn replicas_equal_the_slow_reference() {
 #[test]
 fn ranks_train_as_one_does_on_the_whole_batch() {
     for ranks in [2, 3, 6] {
-        let fixture = ReplicasFixture::new(ranks, ExchangeKind::Dense, 2);
+        let fixture = ReplicasFixture::new(ranks, ExchangeMethod::Dense, 2);
         let ((got, metrics), (expected, alone)) = (fixture.replicas(false), fixture.alone());
         for (name, expected) in expected[0].iter() {
             let [got, expected] =
@@ -303,18 +303,18 @@ fn ranks_train_as_one_does_on_the_whole_batch() {
 /// workers.
 #[test]
 fn sending_everything_equals_the_dense_exchange() {
-    let dense = ReplicasFixture::new(3, ExchangeKind::Dense, 1).replicas(true);
+    let dense = ReplicasFixture::new(3, ExchangeMethod::Dense, 1).replicas(true);
     for (exchange, threads) in [
-        (ExchangeKind::Dense, 3),
-        (ExchangeKind::TopK(1.0), 2),
-        (ExchangeKind::GTopK(1.0), 2),
-        (ExchangeKind::OkTopK(1.0), 2),
+        (ExchangeMethod::Dense, 3),
+        (ExchangeMethod::TopK(1.0), 2),
+        (ExchangeMethod::GTopK(1.0), 2),
+        (ExchangeMethod::OkTopK(1.0), 2),
     ] {
         let got = ReplicasFixture::new(3, exchange, threads).replicas(true);
         assert_eq!(text(&got.0), text(&dense.0), "{exchange}");
     }
     let sparse =
-        |threads| ReplicasFixture::new(3, ExchangeKind::TopK(0.01), threads).replicas(true);
+        |threads| ReplicasFixture::new(3, ExchangeMethod::TopK(0.01), threads).replicas(true);
     let (one, three) = (sparse(1), sparse(3));
     assert_eq!((text(&one.0), one.1), (text(&three.0), three.1));
     assert_ne!(text(&one.0), text(&dense.0));

@@ -1,9 +1,10 @@
 //! Training of one rank: its exchange, and its epoch.
 //!
 //! If the exchange sends the whole gradient, the result is clipped in the optimiser's step, as for
-//! one network on the whole batch. A sparse exchange differs in three ways.
+//! one network on the whole batch. A sparse exchange, or one of eight bits, differs in three ways;
+//! local training, in the last one.
 //!
-//! **Warm-up**: the first epochs of a host send more ([`ExchangeKind::warming_up`]).
+//! **Warm-up**: the first epochs of a host send more ([`ExchangeMethod::warming_up`](crate::settings::ExchangeMethod)).
 //!
 //! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and
 //! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element
@@ -18,18 +19,20 @@
 //! gradient of a layer before batch norm has no component along the shifts and scales that batch
 //! norm removes, but a few elements of the gradient have one. So weights drift in directions that
 //! training does not notice, because it normalises by each batch; running averages over the last
-//! ten batches lag behind that drift and fit the weights badly.
+//! ten batches lag behind that drift and fit the weights badly. After an outer step of local training
+//! they are of weights that no rank has any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use meristem_comm::{Communicator, Exchange, ExchangeState, Reduction};
+use meristem_comm::{Communicator, Reduction};
 use meristem_data::GatherBatches;
 use meristem_device::{Counts, DType, HotScope, Owner, Tensor};
-use meristem_nn::{Network, observed_weight};
+use meristem_nn::{HostTensor, Network, StateDict, observed_weight};
 
 use crate::error::{Error, Result};
 use crate::resources::STATISTICS_EPOCH;
 use crate::resources::replicas::EpochScopes;
+use crate::resources::replicas::exchange::LazyExchange;
 use crate::resources::serving::PassBatches;
 use crate::settings::ExchangeKind;
 
@@ -43,18 +46,11 @@ pub(super) struct Trainer {
     /// Batches with which running statistics are recomputed at the end of an epoch.
     pub(super) statistics_batches: usize,
     pub(super) exchange: LazyExchange,
+    /// Optimiser's state of a checkpoint that the network does not have yet. Only in local training
+    /// do ranks have optimisers of their own; rank 0 has that of the env.
+    pub(super) optimiser: Option<StateDict>,
     /// Metrics of all ranks at the end of an epoch.
     pub(super) metrics: Option<Tensor>,
-}
-
-/// Exchange, created at the start of a step; before that, the state that it continues from.
-pub(super) enum LazyExchange {
-    Saved(ExchangeState),
-    Open {
-        /// Names and lengths of the exchanged gradients.
-        form: Vec<(String, usize)>,
-        exchange: Box<Exchange>,
-    },
 }
 
 /// Work done in the inner loops of an epoch.
@@ -63,17 +59,11 @@ pub(crate) struct Epoch {
     pub(crate) batches: u64,
     /// Counts of each scope, over all ranks of this process.
     pub(crate) counts: Vec<Counts>,
+    /// Bytes that the ranks of this process sent to exchange gradients or weights.
+    pub(crate) sent_bytes: u64,
 }
 
 impl Trainer {
-    /// State of the exchange. Waits for the device, unless nothing was exchanged yet.
-    pub(super) fn exchange_state(&self) -> Result<ExchangeState> {
-        match &self.exchange {
-            LazyExchange::Saved(state) => Ok(state.clone()),
-            LazyExchange::Open { exchange, .. } => Ok(exchange.export()?),
-        }
-    }
-
     /// Prepares steps over parts of these sizes, and creates the exchange for the current
     /// parameters, with epochs of `batches` batches. Unsent gradients of parameters that still
     /// exist are kept.
@@ -83,7 +73,10 @@ impl Trainer {
         sizes: &[usize],
         batches: usize,
     ) -> Result<()> {
-        let clips = !self.kind.sends_all();
+        if let Some(saved) = self.optimiser.take() {
+            load_optimiser(network, &saved)?;
+        }
+        let clips = self.clips();
         sizes.iter().try_for_each(|size| network.prepare_halves(*size, clips))?;
         let len = self.ranks * network.metrics().numel();
         if self.metrics.as_ref().is_none_or(|metrics| metrics.numel() != len) {
@@ -91,23 +84,26 @@ impl Trainer {
             let metrics = Tensor::zeros(stream, [len], DType::F64, Owner::Collectives)?;
             self.metrics = Some(metrics);
         }
-        let gradients = network.gradient_buffers()?;
-        let form: Vec<(String, usize)> =
-            gradients.iter().map(|(name, tensor)| (name.to_string(), tensor.numel())).collect();
         let Some(comm) = &self.comm else { return Err(self.not_open()) };
-        match &mut self.exchange {
-            LazyExchange::Open { form: known, exchange } if *known == form => {
-                return Ok(exchange.prepare(comm)?);
-            }
-            _ => {}
+        self.exchange.open(self.kind, comm, network, batches)
+    }
+
+    /// Whether gradients are clipped before they are exchanged.
+    fn clips(&self) -> bool {
+        self.kind.local_steps.is_none() && !self.kind.sends_whole_gradients()
+    }
+
+    /// State of this rank's optimiser, where ranks have optimisers of their own. `network` is its
+    /// state in the rank's network, if it has one. Waits for the device.
+    pub(super) fn own_optimiser(
+        &self,
+        network: impl FnOnce() -> Result<Option<StateDict>>,
+    ) -> Result<Option<StateDict>> {
+        match &self.optimiser {
+            _ if self.kind.local_steps.is_none() || self.rank == 0 => Ok(None),
+            Some(saved) => Ok(Some(saved.clone())),
+            None => network(),
         }
-        let state = self.exchange_state()?;
-        let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
-        let mut exchange = Exchange::new(&self.kind.warming_up(batches), &named)?;
-        exchange.import(comm, &state)?;
-        exchange.prepare(comm)?;
-        self.exchange = LazyExchange::Open { form, exchange: Box::new(exchange) };
-        Ok(())
     }
 
     /// Trains an epoch. If it fails, the other ranks notice it at once instead of waiting.
@@ -120,11 +116,11 @@ impl Trainer {
     ) -> Result<Epoch> {
         let mut all = || {
             let hot = (scopes.train)();
-            let batches = self.batches(gather, network, observed)?;
+            let (batches, sent_bytes) = self.batches(gather, network, observed)?;
             let counts = hot.into_iter().map(|scope| scope.finish().counts).collect();
             let weight = self.recompute_statistics(gather, network, scopes.statistics)?;
             self.finish_epoch(network, weight)?;
-            Ok(Epoch { batches, counts })
+            Ok(Epoch { batches, counts, sent_bytes })
         };
         let done = catch_unwind(AssertUnwindSafe(&mut all));
         if !matches!(done, Ok(Ok(_))) {
@@ -133,45 +129,46 @@ impl Trainer {
         done.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Runs the inner loop. Returns the number of batches.
+    /// Runs the inner loop. Returns the number of batches, and of bytes sent.
     fn batches(
         &mut self,
         gather: &mut GatherBatches,
         network: &mut Network,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
-    ) -> Result<u64> {
-        let order = gather.order().clone();
+    ) -> Result<(u64, u64)> {
+        let (order, clips) = (gather.order().clone(), self.clips());
         let (Some(comm), LazyExchange::Open { exchange, .. }) =
             (&mut self.comm, &mut self.exchange)
         else {
             return Err(self.not_open());
         };
+        let sent_before = comm.traffic().sent_bytes;
         let mut batch = 0;
         while let Some(served) = gather.next()? {
             match served.first() {
                 Some(part) => {
-                    // The exchange averages over ranks, so this weight n_r R/n gives the mean over
-                    // all samples.
-                    let all: usize =
-                        (0..self.ranks).map(|rank| order.part(batch, rank).len()).sum();
-                    let weight = (order.part(batch, self.rank).len() * self.ranks) as f64;
-                    let weight = (weight / all as f64) as f32;
+                    let own = order.part(batch, self.rank).len();
+                    let weight = match self.kind.local_steps {
+                        // The gradient of the rank's own mean loss.
+                        Some(_) => 1.0,
+                        // The exchange averages over ranks, so this weight n_r R/n gives the mean
+                        // over all samples.
+                        None => {
+                            let all: usize =
+                                (0..self.ranks).map(|rank| order.part(batch, rank).len()).sum();
+                            ((own * self.ranks) as f64 / all as f64) as f32
+                        }
+                    };
                     network.differentiate(&part.inputs, &part.targets, weight)?;
                 }
                 // A rank without samples in a small last batch.
                 None => network.differentiate_nothing()?,
             }
-            if !self.kind.sends_all() {
-                network.clip((self.ranks as f32).sqrt())?;
-            }
-            let gradients = network.gradients()?;
-            let gradients: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| tensor).collect();
-            exchange.run(comm, &gradients)?;
-            network.apply()?;
+            exchange.update(comm, network, clips, (batch, order.batches()))?;
             observed(network)?;
             batch += 1;
         }
-        Ok(batch as u64)
+        Ok((batch as u64, comm.traffic().sent_bytes - sent_before))
     }
 
     /// Begins to recompute running statistics, if the network has some, on this rank's part of the
@@ -213,7 +210,10 @@ impl Trainer {
             comm.broadcast(counters, 0)?;
         }
         weight.map_or(Ok(()), |weight| network.finish_statistics(weight))?;
-        network.fingerprint()?;
+        match self.kind.local_steps {
+            Some(_) => network.fingerprint_weights()?,
+            None => network.fingerprint()?,
+        }
         Ok(comm.all_gather(network.metrics(), metrics)?)
     }
 
@@ -228,4 +228,21 @@ impl Trainer {
         let got = format!("rank {}, which failed or was not opened", self.rank);
         Error::value("ranks", got, "ranks that are opened before they train")
     }
+}
+
+/// Replaces the optimiser's state of a network by the saved state of the parameters that still
+/// exist; that of the others becomes zero, as in growth. Waits for the device.
+fn load_optimiser(network: &mut Network, saved: &StateDict) -> Result<()> {
+    network.clear_momentum()?;
+    let mut state = network.momentum_dict()?;
+    for (name, tensor) in &mut state.0 {
+        let is_like = |saved: &&HostTensor| {
+            saved.shape == tensor.shape
+                && std::mem::discriminant(&saved.data) == std::mem::discriminant(&tensor.data)
+        };
+        if let Some(saved) = saved.get(name).filter(is_like) {
+            tensor.clone_from(saved);
+        }
+    }
+    Ok(network.load_momentum_dict(&state)?)
 }
