@@ -14,6 +14,7 @@ mod devices;
 mod every_command;
 mod exports;
 mod extend;
+mod growth_bench;
 mod host;
 mod inputs;
 mod interrupt;
