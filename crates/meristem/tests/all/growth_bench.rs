@@ -169,6 +169,8 @@ fn a_rate_with_which_training_fails_is_not_chosen() {
         assert_eq!(own["lr"], 0.1, "{name}");
     }
     assert_eq!(table["settings"]["clip_norm"], "off");
+    m.ok(&format!("{flags} --rates 0.1,1000000 --run-dir both"));
+    assert_eq!(without_seconds(&m.json("both/growth.json")), without_seconds(&table), "again");
     m.ok(&format!("{flags} --rates 100000,1000000 --run-dir none"));
     let table = m.json("none/growth.json");
     assert_eq!(method(&table, "heuristic")["lr"], Value::Null);
@@ -202,7 +204,7 @@ fn invalid_benches_are_refused_before_the_first_run() {
         ("--set comm=mpi", "does not decide"),
         ("--data-root x", "no task of the bench reads files"),
         ("--suite full", "`data-root`: got none, expected the folder of cifar10"),
-        ("--suite full --data-root nowhere --tasks cifar10", "nowhere"),
+        ("--suite full --data-root nowhere", "nowhere"),
         ("--run-dir mine", "the run folder mine exists"),
     ] {
         let suite = if flags.contains("--suite") { "" } else { "--suite quick" };

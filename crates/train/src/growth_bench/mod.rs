@@ -21,7 +21,7 @@ mod suite;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use meristem_data::cache;
+use meristem_data::{Split, cache};
 use meristem_nn::ScoreKind;
 
 pub use self::method::{METHODS, Method};
@@ -69,13 +69,18 @@ pub fn growth_bench(
     let plan = Plan::new(request)?;
     check_folder(&request.folder, TABLE)?;
     check_suite(&plan)?;
+    for task in plan.tasks.iter().filter(|task| task.task.has_files) {
+        // Found now, and not after hours of other tasks.
+        let names = Names::resolve(&task.settings, OtherInputs::default())?;
+        cache::files(&names.spec)?.check_has(Split::Test)?;
+    }
     let mut table = plan.empty_table();
     if !plan.folder.join(TABLE).exists() {
         let created = std::fs::create_dir_all(&plan.folder);
         created.map_err(|source| plan.folder_error("create", source))?;
         save(&plan, &table)?;
     }
-    let mut progress = Progress { number: 0, of: plan.runs(), observer };
+    let mut progress = Progress { number: 0, of: plan.runs(), has_trained: false, observer };
     for task in &plan.tasks {
         let names = Names::resolve(&task.settings, OtherInputs::default())?;
         let source = names.spec.source;
@@ -127,6 +132,8 @@ struct Progress<'a> {
     number: usize,
     /// Number of all runs.
     of: usize,
+    /// Whether a run has been trained, not only read.
+    has_trained: bool,
     observer: &'a mut dyn StudyObserver,
 }
 
@@ -212,7 +219,10 @@ impl<'a> TaskBench<'a> {
                 }
             }
             summarise(&mut self.report.methods);
-            save(self.report)?;
+            // Until then the table in the folder may have more than this one.
+            if progress.has_trained {
+                save(self.report)?;
+            }
         }
         progress.number = end;
         Ok(false)
@@ -275,7 +285,7 @@ impl<'a> TaskBench<'a> {
             Some((lr, *needed.get(needed_name)?))
         })?;
         let name = format!("{}: {}, lr {rate}", self.task.task.name, method.name);
-        let Progress { number, of, ref mut observer } = *progress;
+        let Progress { number, of, ref mut has_trained, ref mut observer } = *progress;
         let planned = Planned { number, of, name: &name, seed, learns: false };
         if let Some(summary) = self.cells.read(&run, *observer)? {
             observer.run_is_complete(&planned);
@@ -284,6 +294,7 @@ impl<'a> TaskBench<'a> {
         if observer.stop_requested() {
             return Ok(Outcome::Stopped);
         }
+        *has_trained = true;
         observer.run_begins(&planned);
         match self.cells.finish(&run, *observer) {
             Ok(Some(summary)) => Ok(Outcome::Completed(SeedReport::new(&summary))),
