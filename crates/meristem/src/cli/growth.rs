@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use meristem::train::config::ConfigLayer;
+use meristem::train::config_file;
 use meristem::train::growth_bench::{GrowthBench, METHODS, SUITES, TASKS};
 
 use crate::plain::listed;
@@ -97,8 +98,10 @@ impl GrowthBenchArguments {
             let (key, value) = text
                 .split_once('=')
                 .ok_or_else(|| refused(text, &"KEY=VALUE, such as optimizer=adamw"))?;
-            let set = settings.set(&key.trim().replace('-', "_"), value.trim());
-            set.map_err(|error| refused(text, &format!("a setting of train: {error}")))?;
+            let (key, value) = (key.trim().replace('-', "_"), value.trim());
+            config_file::check_keys([key.as_str()].into_iter())
+                .map_err(|problem| refused(text, &format!("a setting of train: {problem}")))?;
+            settings.set(&key, value).map_err(|error| refused(text, &error))?;
         }
         settings.threads = self.threads.or(settings.threads);
         settings.data_root = self.data_root.clone().map(Some).or(settings.data_root);
