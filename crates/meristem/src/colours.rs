@@ -27,7 +27,8 @@ const LIGHT_GREY: Hue = Hue { rgb: [130, 130, 130], terminal: Color::DarkGray };
 const PALE_GREY: Hue = Hue { rgb: [170, 170, 170], terminal: Color::DarkGray };
 
 /// Colours of the series of a chart, repeated for further series.
-pub(crate) const SERIES: [Hue; 7] = [BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY_BLUE, GREY];
+pub(crate) const SERIES: [Hue; 8] =
+    [BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY_BLUE, GREY, YELLOW];
 
 /// Colour of a stage; `None` for an empty slot.
 pub(crate) fn stage(stage: Stage) -> Option<Hue> {

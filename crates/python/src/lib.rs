@@ -11,6 +11,7 @@
 //! | `json` | values as Python objects |
 //! | `dlpack` | memory shared with other libraries' arrays; the only unsafe code |
 //! | `runs` | `train`, `resume`, and reading of run folders |
+//! | `growth` | the bench of growth |
 //! | `columns` | events of a run as columns |
 //! | `weights` | contents of weights files |
 //! | `hosts` | hosts without weights |
@@ -31,6 +32,7 @@ mod dlpack;
 mod env;
 mod errors;
 mod fleet;
+mod growth;
 mod hosts;
 mod json;
 mod learners;
@@ -52,6 +54,8 @@ mod _meristem {
     use super::dlpack::Array;
     #[pymodule_export]
     use super::fleet::FleetSession;
+    #[pymodule_export]
+    use super::growth::growth_bench;
     #[pymodule_export]
     use super::hosts::{host_description, host_summary, host_text};
     #[pymodule_export]

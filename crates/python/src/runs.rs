@@ -12,6 +12,7 @@ use meristem_nn::{Network, ScoreKind};
 use meristem_train::eval::{EnsembleConfig, evaluate_ensemble};
 use meristem_train::external::{Custom, Searcher};
 use meristem_train::reading::{EventTail, Reached, Run};
+use meristem_train::study::StudyObserver;
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
 use pyo3::exceptions::PyUserWarning;
 use pyo3::prelude::*;
@@ -32,7 +33,7 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 const PART_BYTES: u64 = 64 << 20;
 
 /// Observer of a run for Python: checks for Ctrl-C, and calls `on_event`.
-struct RunObserver {
+pub(crate) struct RunObserver {
     /// Time of the last check for Ctrl-C.
     checked: Instant,
     on_event: Option<Py<PyAny>>,
@@ -93,11 +94,34 @@ impl Observer for RunObserver {
     }
 }
 
+impl StudyObserver for RunObserver {}
+
 /// Issues a warning through Python's `warnings`, which a program may print, hide or raise as an
 /// exception.
 pub(crate) fn warn(py: Python<'_>, text: &str) -> PyResult<()> {
     let text = CString::new(text)?;
     PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 0)
+}
+
+/// Calls `work` with an observer that passes events to `on_event`. Afterwards raises the exception
+/// of `on_event`, Ctrl-C, or the exception in `raised`.
+pub(crate) fn observed<T: Send>(
+    py: Python<'_>,
+    on_event: Option<Py<PyAny>>,
+    raised: &Raised,
+    work: impl FnOnce(&mut RunObserver) -> engine::Result<T> + Send,
+) -> PyResult<T> {
+    let observer = Mutex::new(RunObserver::new(on_event));
+    let result = detached(py, || match observer.lock() {
+        Ok(mut observer) => work(&mut observer).map_err(Failure::from),
+        Err(_) => Err(Failure::panic("the observer of a run is locked")),
+    });
+    let observer = observer.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    // The exception ended the run, even if the run then also failed.
+    match observer.raised.or(raised.take()) {
+        Some(raised) => Err(raised),
+        None => result,
+    }
 }
 
 /// Calls `work` with the controller and the observer of `hooks`. Returns the path of the run
@@ -114,17 +138,7 @@ fn with_hooks(
     let searcher = searcher.map(|object| PySearcher::new(object, raised.clone()));
     let searcher = searcher.map(|searcher| Box::new(searcher) as Box<dyn Searcher>);
     let custom = Custom { searcher, ..custom };
-    let observer = Mutex::new(RunObserver::new(on_event));
-    let result = detached(py, || match observer.lock() {
-        Ok(mut observer) => work(custom, &mut observer).map_err(Failure::from),
-        Err(_) => Err(Failure::panic("the observer of a run is locked")),
-    });
-    let observer = observer.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
-    // The exception ended the run, even if the run then also failed.
-    match observer.raised.or(raised.take()) {
-        Some(raised) => Err(raised),
-        None => Ok(result?.run_dir),
-    }
+    Ok(observed(py, on_event, &raised, |observer| work(custom, observer))?.run_dir)
 }
 
 /// Trains a fleet. Returns the path of the run's folder.

@@ -21,6 +21,7 @@
 //! | [`session`] | a run whose steps and actions the program controls |
 //! | [`learners`] | networks that the program trains with its own loop, without a dataset |
 //! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
+//! | [`growth_bench`] | methods of growth on several tasks, with a tuned learning rate for each |
 //! | `verify` | files of runs against their checksums |
 //! | [`eval`] | evaluation of a weights file, or of the networks of a run as an ensemble |
 //! | [`export`] | a weights file as an ONNX model |
@@ -56,6 +57,7 @@ mod error;
 pub mod eval;
 pub mod export;
 pub mod external;
+pub mod growth_bench;
 mod hosts;
 mod input_file;
 pub mod learners;

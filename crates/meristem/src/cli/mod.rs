@@ -6,6 +6,7 @@ mod bench;
 mod control;
 mod data;
 mod export;
+mod growth;
 mod host;
 mod runs;
 mod settings;
@@ -37,6 +38,7 @@ pub(crate) use self::data::{
 pub(crate) use self::export::{
     CsvArguments, ExportCommand, OnnxArguments, ParquetArguments, Table, TensorboardArguments,
 };
+pub(crate) use self::growth::{GrowthBenchArguments, GrowthCommand};
 pub(crate) use self::host::{HostCommand, HostShowArguments};
 pub(crate) use self::runs::{
     CompareArguments, ReportArguments, RunsArguments, RunsCommand, ServeArguments,
@@ -99,6 +101,9 @@ pub(crate) enum Command {
     /// Compare controllers, which decide what grows.
     #[command(subcommand)]
     Control(ControlCommand),
+    /// Measure what growth is worth.
+    #[command(subcommand)]
+    Growth(GrowthCommand),
     /// Inspect datasets: describe, verify, convert, print the order of samples.
     #[command(subcommand)]
     Data(DataCommand),
@@ -133,6 +138,7 @@ impl Command {
             Command::Train(arguments) => arguments.quiet,
             Command::Sweep(arguments) => arguments.train().quiet,
             Command::Control(ControlCommand::Eval(arguments)) => arguments.quiet,
+            Command::Growth(GrowthCommand::Bench(arguments)) => arguments.quiet,
             _ => false,
         }
     }

@@ -1,23 +1,20 @@
 //! `meristem control eval`.
 
-use std::io::stderr;
 use std::path::{Path, PathBuf};
 
 use comfy_table::CellAlignment;
-use meristem::nn::{Network, ScoreKind};
+use meristem::nn::ScoreKind;
 use meristem::train::statistics::{PairedDifference, Spread};
-use meristem::train::study::{Contender, Planned, Study, StudyConfig, StudyObserver, compare};
+use meristem::train::study::{Study, StudyConfig, compare};
 use meristem::train::summary::Status;
-use meristem::train::{Event, Notice, Observer};
 use tempfile::TempDir;
 
+use super::printed_study::PrintedStudy;
 use super::{Outcome, exit_code, print_scores};
 use crate::cli::ControlEvalArguments;
-use crate::environment::is_drawable;
 use crate::failure::Failure;
 use crate::plain::{self, counted, printable};
 use crate::plot;
-use crate::progress::{Mode, Progress};
 use crate::signals::stop_on_signals;
 use crate::{score, table};
 
@@ -77,68 +74,6 @@ pub(crate) fn run(arguments: &ControlEvalArguments) -> Outcome {
         plain::out(&report(&study))
     }
     Ok(exit_code(study.status))
-}
-
-/// Observer that prints the progress of each run on stderr, because the comparison is on stdout.
-struct PrintedStudy {
-    mode: Mode,
-    progress: Progress,
-}
-
-impl PrintedStudy {
-    fn new(quiet: bool) -> Self {
-        let mode = if quiet {
-            Mode::Quiet
-        } else if is_drawable(&stderr()) {
-            Mode::Bars
-        } else {
-            Mode::LinesOnStderr
-        };
-        Self { mode, progress: Progress::new(mode) }
-    }
-}
-
-impl Observer for PrintedStudy {
-    fn notice(&mut self, notice: &Notice<'_>) {
-        self.progress.notice(notice);
-    }
-
-    fn event(&mut self, event: &Event) {
-        self.progress.event(event);
-    }
-
-    fn batch_enqueued(&mut self, env: usize, network: &Network) -> meristem::train::Result<()> {
-        self.progress.batch_enqueued(env, network)
-    }
-
-    fn stop_requested(&self) -> bool {
-        self.progress.stop_requested()
-    }
-}
-
-impl StudyObserver for PrintedStudy {
-    fn seeds_are_known(&mut self, contender: &Contender, seeds: &[u64]) {
-        let seeds = seeds.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        plain::err(&format!(
-            "warning: the policy of {contender} was trained with seed {seeds}, \
-             so it has seen these hosts and images; give another --seed, or none"
-        ));
-    }
-
-    fn run_begins(&mut self, planned: &Planned<'_>) {
-        self.progress = Progress::new(self.mode);
-        self.progress.line(&title(planned));
-    }
-
-    fn run_is_complete(&mut self, planned: &Planned<'_>) {
-        self.progress.line(&format!("{}, complete", title(planned)));
-    }
-}
-
-fn title(planned: &Planned<'_>) -> String {
-    let &Planned { number, of, contender, seed, learns } = planned;
-    let what = if learns { "training for" } else { "with" };
-    printable(&format!("run {number} of {of}: {contender} {what} seed {seed}"))
 }
 
 /// Text of the comparison.

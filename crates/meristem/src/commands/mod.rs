@@ -10,7 +10,9 @@ mod control_eval;
 mod data;
 mod eval;
 mod export;
+mod growth_bench;
 mod host;
+mod printed_study;
 mod runs;
 mod serve;
 mod shell;
@@ -28,7 +30,7 @@ use meristem::train::summary::{MemorySummary, Status};
 use meristem::train::trace::TraceSummary;
 use serde::Serialize;
 
-use crate::cli::{BenchCommand, Command, ControlCommand, HostCommand};
+use crate::cli::{BenchCommand, Command, ControlCommand, GrowthCommand, HostCommand};
 use crate::failure::{Failure, STOPPED};
 use crate::plain::{self, counted};
 use crate::table;
@@ -49,6 +51,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Man { folder } => shell::man(&folder),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Control(ControlCommand::Eval(arguments)) => control_eval::run(&arguments),
+        Command::Growth(GrowthCommand::Bench(arguments)) => growth_bench::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Host(HostCommand::Show(arguments)) => host::show(&arguments),
         Command::Check(arguments) => check::run(&arguments),

@@ -1,4 +1,4 @@
-//! Plots: `study`, `curves`, `lifecycle`, `parallel` and `lineage` lay data out as shapes, `svg`
+//! Plots: `scatter`, `curves`, `lifecycle`, `parallel` and `lineage` lay data out as shapes, `svg`
 //! and `png` encode them.
 //!
 //! Files, reports and pages of `serve` use the same charts, so pages need no scripts to draw them.
@@ -9,7 +9,7 @@ mod lifecycle;
 mod lineage;
 mod parallel;
 mod png;
-mod study;
+mod scatter;
 mod svg;
 
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ pub(crate) use self::curves::{Chart, Series};
 pub(crate) use self::lifecycle::{DrawnSlot, lifecycle, topology};
 pub(crate) use self::lineage::lineage;
 pub(crate) use self::parallel::Parallel;
-pub(crate) use self::study::study;
+pub(crate) use self::scatter::{growth, study};
 pub(crate) use self::svg::{escaped, inline};
 use crate::colours::SERIES;
 use crate::failure::Failure;
@@ -146,6 +146,11 @@ impl FromStr for PlotFile {
 }
 
 impl PlotFile {
+    /// An SVG file, whatever the name.
+    pub(crate) fn svg(path: PathBuf) -> Self {
+        Self { path, format: Format::Svg }
+    }
+
     /// Checks, before the work, that the file can be written.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         Ok(check_output("plot", &self.path)?)

@@ -75,6 +75,13 @@ const ROWS: &[Row] = &[
         0,
         Named("control eval --config runs/NAME/none.toml", &[2]),
     ),
+    row("meristem-growth", "growth --help", 0, Named("growth NAME", &[2])),
+    row(
+        "meristem-growth-bench",
+        "growth bench --suite quick --tasks spirals --rates 1 --methods none --run-dir NEW",
+        0,
+        Named("growth bench --suite quick --data-root data/NAME", &[2]),
+    ),
     row("meristem-data", "data --help", 0, Named("data NAME", &[2])),
     row("meristem-data-info", "data info --dataset folder --data-root images", 0, {
         Named("data info --dataset folder --data-root data/NAME", &[0])

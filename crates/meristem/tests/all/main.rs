@@ -15,6 +15,7 @@ mod ensembles;
 mod every_command;
 mod exports;
 mod extend;
+mod growth_bench;
 mod host;
 mod inputs;
 mod interrupt;

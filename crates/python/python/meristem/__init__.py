@@ -7,6 +7,7 @@ from .comm import Comm, TopK
 from .data import Batch, Dataset, GatherBatches, clear_cache
 from .errors import MeristemError
 from .fleet import Fleet
+from .growth import growth_bench
 from .hosts import Host
 from .learners import Learners
 from .runs import Run, Searcher, resume, train, verify
@@ -29,6 +30,7 @@ __all__ = [
     "clear_cache",
     "control",
     "errors",
+    "growth_bench",
     "nn",
     "replay",
     "resume",

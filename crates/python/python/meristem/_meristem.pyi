@@ -55,6 +55,12 @@ def train(
     controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
     searcher: Any,
 ) -> Path: ...
+def growth_bench(
+    folder: str,
+    request: dict[str, Any],
+    given: dict[str, Any],
+    on_event: Callable[[dict[str, Any]], object] | None,
+) -> dict[str, Any]: ...
 def resolved(config: str | dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]: ...
 def losers(
     config: str | dict[str, Any] | None,

@@ -27,11 +27,16 @@ pub(crate) fn choose<T: Copy>(got: &str, known: &[(&'static str, T)]) -> Result<
 
 /// An error for a name that is not among `names`; lists them and suggests the nearest.
 pub(crate) fn unknown(got: &str, names: &[&str]) -> BadValue {
-    let mut expected = names.join(" | ");
+    BadValue::new(got, one_of(got, names))
+}
+
+/// Description of the accepted names, with the one that is nearest to `got`.
+pub(crate) fn one_of(got: &str, names: &[&str]) -> String {
+    let mut expected = format!("one of {}", names.join(" | "));
     if let Some(name) = nearest(got, names.iter().copied()) {
         expected.push_str(&format!("; did you mean `{name}`?"));
     }
-    BadValue::new(got, format!("one of {expected}"))
+    expected
 }
 
 /// Implements serde through the text form.

@@ -4,41 +4,133 @@
 //! no other state than the folders of its runs, so it can be continued with more seeds or
 //! contenders.
 
+use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use meristem_data::{DatasetInfo, Split, cache};
 
 use crate::checkpoint::check_instruction_set;
 use crate::config::{TrainConfig, changed_result};
 use crate::config_file;
 use crate::error::{Error, Result};
 use crate::input_file::{Moved, check_files};
-use crate::record::observer::Observer;
+use crate::processes::World;
+use crate::record::observer::{Notice, Observer};
 use crate::record::plain_file;
 use crate::record::reading;
 use crate::record::run_folder::{CONFIG, CONFIG_BYTES_MAX};
 use crate::record::summary::{Status, Summary};
 use crate::resources::OpenDevices;
 use crate::run::{resume_on, run_on};
-use crate::setup::{Names, OtherInputs};
+use crate::setup::controllers::AnyController;
+use crate::setup::{Names, OtherInputs, Setup, residency};
 
 /// Beginning of the names of the folders of a study, one for each seed.
-pub(super) const SEED: &str = "seed-";
+pub(crate) const SEED: &str = "seed-";
 
 /// Inputs that all runs of a study share.
-pub(super) struct Inputs {
+struct Inputs {
     /// Checksums of the training and test images.
-    pub(super) checksums: Vec<String>,
-    pub(super) instruction_set: String,
+    checksums: Vec<String>,
+    instruction_set: String,
 }
 
-/// Checks that a study can begin or go on in a folder.
+/// Devices with the data of a study, on which its runs are completed.
+pub(crate) struct Cells {
+    devices: OpenDevices,
+    inputs: Inputs,
+    info: DatasetInfo,
+    /// Whether the different rounding of complete runs was reported.
+    rounding_reported: Cell<bool>,
+}
+
+impl Cells {
+    /// Opens the devices of `settings` and loads both splits of the dataset.
+    ///
+    /// # Errors
+    /// A device that cannot be opened; data that cannot be read, or that has no test split.
+    pub(crate) fn open(settings: &TrainConfig, names: &Names) -> Result<Self> {
+        let devices =
+            OpenDevices::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
+        let files = cache::files(&names.spec)?;
+        let load = |split| devices.load(&files, split, residency(settings));
+        let train = load(Split::Train)?;
+        files.check_has(Split::Test)?;
+        let test = load(Split::Test)?;
+        let loaded = [train, test];
+        let checksums = loaded.iter().filter_map(|of_devices| of_devices.first());
+        let checksums = checksums.map(|data| Ok(format!("{:08x}", data.checksum()?)));
+        let inputs = Inputs {
+            checksums: checksums.collect::<Result<_>>()?,
+            instruction_set: names.isa.to_string(),
+        };
+        let info = files.info()?.clone();
+        Ok(Self { devices, inputs, info, rounding_reported: Cell::new(false) })
+    }
+
+    /// Creates the controller of a run to check it. Returns the seeds that its policy was trained
+    /// with, if it has one.
+    ///
+    /// # Errors
+    /// A policy or a script that does not fit the host.
+    pub(crate) fn check_controller(&self, run: &TrainConfig) -> Result<Vec<u64>> {
+        let (run, names) = Names::of_new(run, OtherInputs::default())?;
+        let seeds = names.policy.as_ref().map_or(vec![], |policy| policy.seeds.clone());
+        let setup = Setup::new(&run, names, self.info.clone())?;
+        // The checks do not depend on the number of images.
+        let (samples, stream) = (self.info.train_len, &self.devices.streams()[0]);
+        AnyController::new(&setup, samples, stream, None, &mut World::alone())?;
+        Ok(seeds)
+    }
+
+    /// Description of the dataset.
+    pub(crate) fn info(&self) -> &DatasetInfo {
+        &self.info
+    }
+
+    /// The results of a run that is complete already; `None` if it is not.
+    ///
+    /// # Errors
+    /// As [`complete`].
+    pub(crate) fn read(
+        &self,
+        run: &TrainConfig,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Summary>> {
+        let summary = complete(run, &self.inputs)?;
+        let rounds_otherwise = summary.as_ref().is_some_and(|summary| !summary.rounds_as_now());
+        if rounds_otherwise && !self.rounding_reported.replace(true) {
+            observer.notice(&Notice::RoundingChanged);
+        }
+        Ok(summary)
+    }
+
+    /// Starts or resumes a run; `None` if it was stopped.
+    ///
+    /// # Errors
+    /// As [`finish`], and if the data changed.
+    pub(crate) fn finish(
+        &self,
+        run: &TrainConfig,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Summary>> {
+        let summary = finish(&self.devices, run, observer)?;
+        // The files may have changed since the study began.
+        let folder = run.run_dir.as_deref().unwrap_or(Path::new(""));
+        check_data(&summary, &self.inputs.checksums, folder)?;
+        Ok(Some(summary).filter(|summary| summary.status == Status::Completed))
+    }
+}
+
+/// Checks that a study with the results `report` can begin or go on in a folder.
 ///
 /// # Errors
 /// [`Error::RunFolderExists`]: something else is there.
-pub(super) fn check_folder(folder: &Path) -> Result<()> {
+pub(crate) fn check_folder(folder: &Path, report: &str) -> Result<()> {
     let is_of_study = |entry: std::io::Result<std::fs::DirEntry>| {
         let name = entry.map(|entry| entry.file_name()).unwrap_or_default();
-        name == "study.json" || name.as_encoded_bytes().starts_with(SEED.as_bytes())
+        name == report || name.as_encoded_bytes().starts_with(SEED.as_bytes())
     };
     let there = folder.symlink_metadata().is_ok();
     if there && !folder.read_dir().is_ok_and(|mut entries| entries.any(is_of_study)) {
@@ -53,7 +145,7 @@ pub(super) fn check_folder(folder: &Path) -> Result<()> {
 /// # Errors
 /// [`Error::Resume`], [`Error::OtherInput`] or [`Error::Value`]: the folder has a run with other
 /// settings, other data or another instruction set.
-pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
+fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
     let Some(BegunCell { folder, settings }) = BegunCell::of(run)? else { return Ok(None) };
     let moved = study_move(run, &folder, &settings);
     let before_move = moved.as_ref().map(|moved| run.before_move(moved)).transpose()?;
@@ -70,7 +162,7 @@ pub(super) fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summ
 }
 
 /// Checks that the run in `folder` had the data of the study.
-pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path) -> Result<()> {
+fn check_data(summary: &Summary, checksums: &[String], folder: &Path) -> Result<()> {
     let data = &summary.dataset.checksums;
     let differs = |split: usize| data.get(split) != checksums.get(split);
     let splits = match [differs(0), differs(1)] {
@@ -89,7 +181,7 @@ pub(super) fn check_data(summary: &Summary, checksums: &[String], folder: &Path)
 ///
 /// # Errors
 /// As [`run`](crate::run()) and [`resume`](crate::resume).
-pub(super) fn finish(
+fn finish(
     devices: &OpenDevices,
     run: &TrainConfig,
     observer: &mut dyn Observer,

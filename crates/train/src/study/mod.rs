@@ -6,18 +6,17 @@
 //! of threads nor on the other contenders. The unit of the statistics is the seed, because the envs
 //! of a run share data and are not independent.
 
-mod cell;
+pub(crate) mod cell;
 mod contender;
 mod report;
 
-use std::cell::Cell;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use meristem_control::RewardMode;
-use meristem_data::{Split, cache};
+use meristem_data::cache;
 use meristem_device::random::{Purpose, Rng};
 
-use self::cell::Inputs;
+use self::cell::Cells;
 pub use self::contender::{Contender, EqualBudget};
 use self::report::ContenderRuns;
 pub use self::report::{ContenderReport, STUDY_VERSION, Study, StudyEnv, StudyRun};
@@ -25,16 +24,17 @@ use crate::config::{ConfigLayer, FIRST_STUDY_SEED, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::processes::World;
-use crate::record::observer::{Notice, Observer};
+use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
-use crate::resources::OpenDevices;
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch, TaskKind};
-use crate::setup::controllers::AnyController;
-use crate::setup::{Names, OtherInputs, Setup, residency};
+use crate::setup::{Names, OtherInputs};
 
 /// Maximum number of seeds of a study.
-const SEEDS_MAX: usize = 10_000;
+pub(crate) const SEEDS_MAX: usize = 10_000;
+
+/// File of the results in the folder of a study.
+const REPORT: &str = "study.json";
 
 /// Settings of a study.
 #[derive(Clone, Debug)]
@@ -63,21 +63,8 @@ impl StudyConfig {
         seeds: usize,
         folder: PathBuf,
     ) -> Result<Self> {
-        let seed = flags.seed.or(file.seed).unwrap_or(FIRST_STUDY_SEED);
-        let flags = ConfigLayer {
-            seed: Some(seed),
-            name: Some(None),
-            run_dir: Some(None),
-            export: Some(None),
-            trace: Some(None),
-            policy: Some(None),
-            controller: Some(ControllerKind::Ppo),
-            log_batches: Some(false),
-            checkpoint_every: Some(0),
-            ..flags
-        };
-        let config =
-            Self { contenders, seeds, settings: TrainConfig::resolve(file, flags)?, folder };
+        let settings = resolve(file, flags)?;
+        let config = Self { contenders, seeds, settings, folder };
         config.validate()?;
         Ok(config)
     }
@@ -96,7 +83,7 @@ impl StudyConfig {
         for (index, contender) in self.contenders.iter().enumerate() {
             self.check_contender(contender, &self.contenders[..index])?;
         }
-        cell::check_folder(&self.folder)
+        cell::check_folder(&self.folder, REPORT)
     }
 
     /// Checks that a contender is new, and that the contenders it refers to come before it.
@@ -132,36 +119,10 @@ impl StudyConfig {
         (0..self.seeds as u64).map(|n| self.settings.seed.saturating_add(n)).collect()
     }
 
-    /// Settings of the run in which a contender is compared.
-    fn run(&self, controller: ControllerKind, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
-        let settings = self.settings.clone();
-        let from_file = matches!(controller, ControllerKind::Policy(_) | ControllerKind::Greedy(_));
-        let config = TrainConfig {
-            // A policy from a file has its own width.
-            policy_hidden: settings.policy_hidden.filter(|_| !from_file),
-            controller,
-            // A policy that learns in a comparison is a new one.
-            policy: Some(PolicyStart::New),
-            seed,
-            rounds: 1,
-            // Ranks are only for learning.
-            ranks: None,
-            exchange: ExchangeKind::default(),
-            run_dir: Some(folder),
-            // The contender `none` is the bare host.
-            twin: Some(Switch(false)),
-            // Without a controller as well, so that all contenders train on the same images.
-            control_split: Some(settings.control_share()),
-            ..settings
-        };
-        config.validate()?;
-        Ok(config)
-    }
-
     /// Settings of the run in which a contender learns before its comparison, with another seed and
     /// therefore on other hosts.
     fn training(&self, contender: &Contender, seed: u64, folder: PathBuf) -> Result<TrainConfig> {
-        let mut config = self.run(ControllerKind::None, seed, folder)?;
+        let mut config = compared_run(&self.settings, ControllerKind::None, seed, folder)?;
         config.controller = ControllerKind::Ppo;
         // TOML has signed integers, and so one bit less.
         config.seed = Rng::new(seed, Purpose::Init, u64::MAX, u64::MAX).next_u64() >> 1;
@@ -177,6 +138,68 @@ impl StudyConfig {
     }
 }
 
+/// Combines settings as [`TrainConfig::resolve`] does, without those of single runs.
+///
+/// # Errors
+/// A value outside its range.
+pub(crate) fn resolve(file: ConfigLayer, flags: ConfigLayer) -> Result<TrainConfig> {
+    let seed = flags.seed.or(file.seed).unwrap_or(FIRST_STUDY_SEED);
+    let flags = ConfigLayer {
+        seed: Some(seed),
+        name: Some(None),
+        run_dir: Some(None),
+        export: Some(None),
+        trace: Some(None),
+        policy: Some(None),
+        controller: Some(ControllerKind::Ppo),
+        log_batches: Some(false),
+        checkpoint_every: Some(0),
+        ..flags
+    };
+    TrainConfig::resolve(file, flags)
+}
+
+/// Settings of a run that is compared with others: one round of `settings` without learning.
+///
+/// # Errors
+/// Settings that do not fit together.
+pub(crate) fn compared_run(
+    settings: &TrainConfig,
+    controller: ControllerKind,
+    seed: u64,
+    folder: PathBuf,
+) -> Result<TrainConfig> {
+    let settings = settings.clone();
+    let from_file = matches!(controller, ControllerKind::Policy(_) | ControllerKind::Greedy(_));
+    let config = TrainConfig {
+        // A policy from a file has its own width.
+        policy_hidden: settings.policy_hidden.filter(|_| !from_file),
+        controller,
+        // A policy that learns in a comparison is a new one.
+        policy: Some(PolicyStart::New),
+        seed,
+        rounds: 1,
+        // Ranks are only for learning.
+        ranks: None,
+        exchange: ExchangeKind::default(),
+        run_dir: Some(folder),
+        // The contender `none` is the bare host.
+        twin: Some(Switch(false)),
+        // Without a controller as well, so that all contenders train on the same images.
+        control_split: Some(settings.control_share()),
+        ..settings
+    };
+    config.validate()?;
+    Ok(config)
+}
+
+/// Steps in which a fixed network costs as many operations as growing it did, at least 1. `grown`
+/// and `fixed` are the operations of growing it, and of training it for `steps` steps.
+pub(crate) fn equal_compute_steps(steps: usize, grown: f64, fixed: f64) -> usize {
+    // NaN is cast to 0 steps, which becomes 1.
+    ((steps as f64 * grown / fixed).round() as usize).max(1)
+}
+
 /// A run that is about to start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned<'a> {
@@ -184,8 +207,8 @@ pub struct Planned<'a> {
     pub number: usize,
     /// Total number of such pairs.
     pub of: usize,
-    /// The contender.
-    pub contender: &'a Contender,
+    /// Name of the contender.
+    pub name: &'a str,
     /// Seed of the comparison.
     pub seed: u64,
     /// Whether this is the run in which the contender learns, before its comparison.
@@ -219,7 +242,7 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
     World::check_alone("one process, without mpirun")?;
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
-    config.run(ControllerKind::None, last, PathBuf::new())?;
+    compared_run(&config.settings, ControllerKind::None, last, PathBuf::new())?;
     let names = Names::resolve(&config.settings, OtherInputs::default())?;
     let source = names.spec.source;
     let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
@@ -234,49 +257,27 @@ type Runs = Vec<Vec<StudyRun>>;
 /// A study that is ready to start.
 struct Contest<'a> {
     config: &'a StudyConfig,
-    devices: OpenDevices,
+    cells: Cells,
     /// For each contender, the seeds that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
-    inputs: Inputs,
-    /// Whether the different rounding of complete runs was reported.
-    rounding_reported: Cell<bool>,
 }
 
 impl<'a> Contest<'a> {
     /// Loads the data, and creates every contender once to check it.
     fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
         let settings = &config.settings;
-        let devices =
-            OpenDevices::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
-        let files = cache::files(&names.spec)?;
-        let load = |split| devices.load(&files, split, residency(settings));
-        let train = load(Split::Train)?;
-        files.check_has(Split::Test)?;
-        let test = load(Split::Test)?;
-        let loaded = [train, test];
-        let checksums = loaded.iter().filter_map(|of_devices| of_devices.first());
-        let checksums = checksums.map(|data| Ok(format!("{:08x}", data.checksum()?)));
-        let inputs = Inputs {
-            checksums: checksums.collect::<Result<_>>()?,
-            instruction_set: names.isa.to_string(),
-        };
-        let info = files.info()?;
+        let cells = Cells::open(settings, &names)?;
         let (seeds, mut known_seeds) = (config.seeds(), vec![]);
         for contender in &config.contenders {
             let Contender::Controller(controller) = contender else {
                 known_seeds.push(vec![]);
                 continue;
             };
-            let run = config.run(controller.clone(), settings.seed, PathBuf::new())?;
-            let (run, names) = Names::of_new(&run, OtherInputs::default())?;
-            let learned: &[u64] = names.policy.as_ref().map_or(&[], |policy| &policy.seeds);
+            let run = compared_run(settings, controller.clone(), settings.seed, PathBuf::new())?;
+            let learned = cells.check_controller(&run)?;
             known_seeds.push(seeds.iter().copied().filter(|s| learned.contains(s)).collect());
-            let setup = Setup::new(&run, names, info.clone())?;
-            // The checks do not depend on the number of images.
-            let stream = &devices.streams()[0];
-            AnyController::new(&setup, info.train_len, stream, None, &mut World::alone())?;
         }
-        Ok(Self { config, devices, known_seeds, inputs, rounding_reported: Cell::new(false) })
+        Ok(Self { config, cells, known_seeds })
     }
 
     /// Runs seed by seed, so that a stopped study has about the same seeds of all contenders.
@@ -295,8 +296,10 @@ impl<'a> Contest<'a> {
         let pairs = seeds.iter().flat_map(|seed| (0..contenders).map(move |index| (*seed, index)));
         for (number, (seed, index)) in pairs.enumerate() {
             let contender = &config.contenders[index];
-            let planned = Planned { number: number + 1, of, contender, seed, learns: false };
-            let Some((summary, run)) = self.run_contender(&planned, &runs, observer)? else {
+            let name = &contender.to_string();
+            let planned = Planned { number: number + 1, of, name, seed, learns: false };
+            let ran = self.run_contender(contender, &planned, &runs, observer)?;
+            let Some((summary, run)) = ran else {
                 status = Status::Interrupted;
                 break;
             };
@@ -324,7 +327,7 @@ impl<'a> Contest<'a> {
             contenders: report::reports(ran.collect()),
         };
         if config.folder.is_dir() {
-            write_json(&config.folder.join("study.json"), &study, task.score())?;
+            write_json(&config.folder.join(REPORT), &study, task.score())?;
         }
         Ok(study)
     }
@@ -350,7 +353,12 @@ impl<'a> Contest<'a> {
         runs: &Runs,
     ) -> Result<TrainConfig> {
         let contender = Contender::Static(Box::new(grown.clone()), equal);
-        let run = self.config.run(ControllerKind::None, seed, self.folder(&contender, seed))?;
+        let run = compared_run(
+            &self.config.settings,
+            ControllerKind::None,
+            seed,
+            self.folder(&contender, seed),
+        )?;
         let mut run = TrainConfig { start_topology: Some(self.folder(grown, seed)), ..run };
         if equal == EqualBudget::Compute {
             // The run with equal steps gives the cost of a step of the fixed network.
@@ -359,9 +367,7 @@ impl<'a> Contest<'a> {
                 let run = runs[self.place(contender)].iter().find(|run| run.seed == seed);
                 run.map_or(f64::NAN, |run| run.flops)
             };
-            // NaN is cast to 0 steps, which becomes 1.
-            let steps = run.steps as f64 * flops(grown) / flops(&same_steps);
-            run.steps = (steps.round() as usize).max(1);
+            run.steps = equal_compute_steps(run.steps, flops(grown), flops(&same_steps));
             run.validate()?;
         }
         Ok(run)
@@ -371,16 +377,17 @@ impl<'a> Contest<'a> {
     /// stopped. `runs` are the complete runs of all contenders.
     fn run_contender(
         &self,
+        contender: &Contender,
         planned: &Planned<'_>,
         runs: &Runs,
         observer: &mut dyn StudyObserver,
     ) -> Result<Option<(Summary, StudyRun)>> {
-        let &Planned { contender, seed, .. } = planned;
+        let seed = planned.seed;
         let folder = self.folder(contender, seed);
         let mut training = vec![];
         let run = match contender {
             Contender::Controller(controller) => {
-                self.config.run(controller.clone(), seed, folder)?
+                compared_run(&self.config.settings, controller.clone(), seed, folder)?
             }
             Contender::Static(grown, equal) => self.fixed((grown, *equal), seed, runs)?,
             Contender::Learner(_) => {
@@ -393,7 +400,12 @@ impl<'a> Contest<'a> {
                     return Ok(None);
                 };
                 training = summary.round_results;
-                self.config.run(ControllerKind::Policy(learning.join(POLICY)), seed, folder)?
+                compared_run(
+                    &self.config.settings,
+                    ControllerKind::Policy(learning.join(POLICY)),
+                    seed,
+                    folder,
+                )?
             }
         };
         let summary = self.run_one(planned, &run, observer)?;
@@ -410,21 +422,14 @@ impl<'a> Contest<'a> {
         run: &TrainConfig,
         observer: &mut dyn StudyObserver,
     ) -> Result<Option<Summary>> {
-        if let Some(summary) = cell::complete(run, &self.inputs)? {
+        if let Some(summary) = self.cells.read(run, observer)? {
             observer.run_is_complete(planned);
-            if !summary.rounds_as_now() && !self.rounding_reported.replace(true) {
-                observer.notice(&Notice::RoundingChanged);
-            }
             return Ok(Some(summary));
         }
         if observer.stop_requested() {
             return Ok(None);
         }
         observer.run_begins(planned);
-        let summary = cell::finish(&self.devices, run, observer)?;
-        // The files may have changed since the study began.
-        let folder = run.run_dir.as_deref().unwrap_or(Path::new(""));
-        cell::check_data(&summary, &self.inputs.checksums, folder)?;
-        Ok(Some(summary).filter(|summary| summary.status == Status::Completed))
+        self.cells.finish(run, observer)
     }
 }

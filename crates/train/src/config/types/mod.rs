@@ -42,7 +42,7 @@ pub use self::scheduler::Scheduler;
 pub use self::space::{Dimension, Space};
 pub use self::task::{LossKind, TaskKind};
 pub use super::text::BadValue;
-pub(crate) use super::text::{choose, serde_as_text, unknown};
+pub(crate) use super::text::{choose, one_of, serde_as_text, unknown};
 
 #[cfg(test)]
 mod tests {

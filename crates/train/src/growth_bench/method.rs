@@ -1,0 +1,101 @@
+//! Methods of the bench: a method is a name, a way to train, and settings.
+
+use crate::study::EqualBudget;
+
+/// A row of the table.
+#[derive(Debug, PartialEq)]
+pub struct Method {
+    /// Name.
+    pub name: &'static str,
+    /// Description for the help.
+    pub meaning: &'static str,
+    /// Way to train.
+    pub(super) way: Way,
+    /// Settings over those of the task, as keys and text forms.
+    pub(super) settings: &'static [(&'static str, &'static str)],
+}
+
+/// Way to train the network of a method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Under the controller with this text form.
+    Controlled(&'static str),
+    /// Under a script that fills all slots, from the classifier to the input.
+    Scripted,
+    /// Under a script with the modules that another method has grown with the same seed, in a
+    /// random order at random steps.
+    Reordered(&'static str),
+    /// The network that another method has grown with the same seed, from the first step.
+    Fixed(&'static str, EqualBudget),
+    /// The task's large host, without growth.
+    Large,
+}
+
+impl Way {
+    /// Names of the methods whose runs with the same seed must be complete.
+    pub(super) fn needs(self) -> &'static [&'static str] {
+        match self {
+            Self::Controlled(_) | Self::Scripted | Self::Large => &[],
+            Self::Reordered(_) | Self::Fixed(_, EqualBudget::Parameters) => &[HEURISTIC],
+            Self::Fixed(_, EqualBudget::Compute) => &[HEURISTIC, STATIC],
+        }
+    }
+}
+
+/// Method whose networks the fixed and reordered ones have.
+pub(super) const HEURISTIC: &str = "heuristic";
+
+/// Method with the same network from the first step, which shows the cost of a step.
+pub(super) const STATIC: &str = "static";
+
+const fn method(name: &'static str, way: Way, meaning: &'static str) -> Method {
+    Method { name, meaning, way, settings: &[] }
+}
+
+/// All methods, in the order of the table. A method comes after those that it needs.
+pub const METHODS: [Method; 8] = [
+    method("none", Way::Controlled("none"), "the host, which does not grow"),
+    method("large", Way::Large, "a wider host, which does not grow"),
+    method(
+        "script",
+        Way::Scripted,
+        "the largest modules in all slots, from the classifier to the input",
+    ),
+    method(HEURISTIC, Way::Controlled("heuristic"), "the rules of controller heuristic"),
+    method("policy", Way::Controlled("greedy:shipped"), "the policy that comes with the program"),
+    method(
+        "random-order",
+        Way::Reordered(HEURISTIC),
+        "the modules that the heuristic has grown, in a random order at random steps",
+    ),
+    method(
+        STATIC,
+        Way::Fixed(HEURISTIC, EqualBudget::Parameters),
+        "the network that the heuristic has grown, from the first step, with equal steps",
+    ),
+    method(
+        "static-compute",
+        Way::Fixed(HEURISTIC, EqualBudget::Compute),
+        "the same network, with steps for equal training compute",
+    ),
+];
+
+/// The method with a name.
+pub(super) fn named(name: &str) -> Option<&'static Method> {
+    const ALL: &[Method] = &METHODS;
+    ALL.iter().find(|method| method.name == name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_method_comes_after_those_that_it_needs() {
+        for (place, method) in METHODS.iter().enumerate() {
+            for needed in method.way.needs() {
+                assert!(METHODS[..place].iter().any(|earlier| earlier.name == *needed));
+            }
+        }
+    }
+}
