@@ -173,6 +173,7 @@ def result_of(run: Run, program: str, summary: dict[str, Any]) -> dict[str, Any]
         "modules": modules,
         "images": summary["images"],
         "seconds": summary["wall_seconds"],
+        "sent_bytes_per_batch": summary.get("exchange_bytes", 0) / summary["training_steps"],
     }
 
 
@@ -218,13 +219,14 @@ def rows(results: list[dict[str, Any]], base: str) -> Iterator[list[str]]:
             "" if arm == base else shown(paired("test_accuracy"), "+.2f"),
             shown([r["parameters"] for r in of], ",.0f"),
             f"{statistics.fmean(r['seconds'] for r in of):,.0f}",
+            f"{statistics.fmean(r.get('sent_bytes_per_batch', 0) for r in of):,.0f}",
         ]
 
 
 def table(results: list[dict[str, Any]], base: str) -> str:
     """Tables in Markdown, one per setting, and the total compute."""
     head = ["arm", "seeds", "control accuracy", "control loss", "test accuracy"]
-    head += [f"control, over {base}", f"test, over {base}", "parameters", "seconds"]
+    head += [f"control, over {base}", f"test, over {base}", "parameters", "seconds", "bytes per batch"]
     lines = []
     for setting in dict.fromkeys(result["setting"] for result in results):
         lines += [f"### {setting}", "", "| " + " | ".join(head) + " |"]

@@ -138,6 +138,7 @@ fn a_host_on_processes_has_the_bits_of_threads() {
     for (ranks, flags) in [
         (2, "--controller heuristic --exchange dense"),
         (3, "--controller ppo --exchange topk:0.05"),
+        (4, "--controller heuristic --exchange diloco:2:int8 --optimizer adam"),
     ] {
         let [one, other, cut] = ["threads", "mpi", "cut"].map(|comm| format!("{comm}-{ranks}"));
         m.ok(&format!("{run} {flags} --ranks {ranks} --run-dir {one}"));

@@ -38,6 +38,12 @@ const REPLICAS: &str = "train --dataset arrays --data-root images.safetensors --
                         --host cnn:channels=8,blocks=2,kernel=3,pools=1 --data-parallel \
                         --exchange ok-topk:0.05 --batch 16 --max-batches 3 --control-split 0.2";
 
+/// The same host, with local steps and differences of weights as eight bits.
+const LOCAL: &str = "train --dataset arrays --data-root images.safetensors --quiet \
+                     --controller heuristic --preset quick --envs 1 --ranks 2 --steps 4 \
+                     --host cnn:channels=8,blocks=2,kernel=3,pools=1 --data-parallel \
+                     --exchange diloco:2:int8 --batch 16 --max-batches 3 --control-split 0.2";
+
 /// A policy learned by two ranks with one env each.
 const RANKS: &str = "train --dataset arrays --data-root images.safetensors --controller ppo \
                      --policy-hidden 16 --host minimal --slots r0 --envs 2 --ranks 2 \
@@ -481,7 +487,7 @@ fn sums_over_nccl_are_measured_and_correct() {
 /// A run over NCCL has the bits of a run over threads.
 #[test]
 fn processes_over_nccl_give_the_bits_of_threads() {
-    for arguments in [REPLICAS, RANKS] {
+    for arguments in [REPLICAS, LOCAL, RANKS] {
         let m = with_images();
         let expected = run(&m, arguments, "threads", 1);
         assert_same(&on_processes(&m, arguments, "nccl"), &expected, arguments);

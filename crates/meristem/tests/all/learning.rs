@@ -132,6 +132,8 @@ fn a_policy_learns_over_ranks() {
     m.fails(&format!("{tiny} --controller random --ranks 2"), 2, &["controller ppo"]);
     m.fails(&format!("{ppo} --exchange topk:0.1"), 2, &["`exchange`", "at least 2 `ranks`"]);
     m.fails(&format!("{ppo} --ranks 2 --exchange topk"), 2, &["topk:D"]);
+    let local = format!("{ppo} --ranks 2 --exchange diloco:8");
+    m.fails(&local, 2, &["`exchange`: got diloco:8", "diloco needs data-parallel"]);
     m.fails(&format!("{ppo} --ranks 2 --comm mpl"), 2, &["did you mean `mpi`"]);
     m.fails(&format!("{ppo} --comm-deadline 0"), 2, &["`comm-deadline`"]);
     #[cfg(not(feature = "mpi"))]
@@ -164,6 +166,25 @@ fn a_host_is_trained_by_all_ranks() {
     );
     m.fails(&format!("{none} --ranks 4 --batch 2"), 2, &["`ranks`: got 4", "divisor of 2"]);
     m.fails(&format!("{none} --exchange topk:0.01"), 2, &["`exchange`", "at least 2 `ranks`"]);
+    // Local steps.
+    let local = format!("{none} --max-batches 5 --ranks 2 --exchange");
+    m.ok(&format!("{local} diloco:2:int8 --run-dir local"));
+    let summary = m.json("local/summary.json");
+    assert_eq!(summary["exchange"], "diloco:2:int8");
+    assert!(summary["exchange_bytes"].as_u64() > Some(0), "{summary}");
+    for step in of_kind(&m.events("local"), "step_completed") {
+        assert_eq!(step["fingerprint"].as_str().unwrap().len(), 16);
+    }
+    m.ok(&format!("{local} diloco:5"));
+    m.fails(
+        &format!("{local} diloco:6"),
+        2,
+        &["`exchange`: got diloco:6", "at most 5 local steps"],
+    );
+    m.fails(&format!("{local} diloco:0"), 2, &["from 1 to 4294967295"]);
+    m.fails(&format!("{local} dilocco:2"), 2, &["did you mean `diloco:H`"]);
+    let alone = format!("{none} --exchange diloco:2");
+    m.fails(&alone, 2, &["`exchange`", "at least 2 `ranks`"]);
     let without = none.replace("--data-parallel", "");
     m.fails(&format!("{without} --ranks 2"), 2, &["data-parallel"]);
 }

@@ -176,9 +176,22 @@ fn a_policy_on_ranks_resumes_with_the_same_bits() {
 /// gradients.
 #[test]
 fn a_host_on_ranks_resumes_with_the_same_bits() {
+    assert_a_host_on_ranks_resumes("--exchange topk:0.05");
+}
+
+/// The same for local steps: momentum of the outer step, unsent differences, and the optimisers of
+/// all ranks.
+#[test]
+fn a_host_of_local_steps_resumes_with_the_same_bits() {
+    for exchange in ["diloco:2:topk:0.05 --optimizer adam", "diloco:3:int8"] {
+        assert_a_host_on_ranks_resumes(&format!("--exchange {exchange}"));
+    }
+}
+
+fn assert_a_host_on_ranks_resumes(exchange: &str) {
     let m = with_images();
     // The last value of a repeated flag takes effect.
-    let ranks = "--data-parallel --envs 1 --ranks 2 --exchange topk:0.05 --rounds 1";
+    let ranks = format!("--data-parallel --envs 1 --ranks 2 {exchange} --rounds 1");
     let run = format!("{RUN} {ranks} --host cnn:channels=12,blocks=2,kernel=3,pools=1");
     m.ok(&format!("{run} --run-dir whole"));
     let events = m.events("whole");
@@ -187,7 +200,7 @@ fn a_host_on_ranks_resumes_with_the_same_bits() {
     assert!(killed_at(&m, &format!("{run} --run-dir cut"), "cut", Moment::Events(lines / 3)));
     assert!(killed_at(&m, "train --resume cut --quiet", "cut", Moment::Events(2 * lines / 3)));
     m.ok("train --resume cut --quiet --threads 1");
-    assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), "two ranks");
+    assert_same(&outcome(&m, "cut"), &outcome(&m, "whole"), exchange);
 }
 
 fn assert_resumes_with_the_same_bits(ranks: &str) -> Vec<Value> {

@@ -242,6 +242,64 @@ fn a_replica_follows_through_growth_to_the_bit() {
     }
 }
 
+/// A replica with an optimiser of its own: through growth its weights are the leader's, and its
+/// momentum is as if it had grown itself. A fingerprint of the weights does not see it.
+#[test]
+fn a_replica_follows_weights_and_keeps_its_optimiser() {
+    let device = host::stream(2).device().clone();
+    let (own, other) = (device.stream("leader"), device.stream("replica"));
+    let mut leader = network(&own, graph(false));
+    let mut replica = leader.replica(&other).unwrap();
+    let mut alone = network(&other, graph(false));
+    let print = |network: &Network| {
+        network.fingerprint_weights().unwrap();
+        Metrics::parse(&network.metrics().to_vec().unwrap()).fingerprint
+    };
+    for step in 0..6 {
+        let grown = graph(step % 3 > 0);
+        leader.set_graph(Arc::clone(&grown)).unwrap();
+        alone.set_graph(grown).unwrap();
+        replica.follow_weights(&leader).unwrap();
+        assert_eq!(replica.state_dict().unwrap(), leader.state_dict().unwrap(), "step {step}");
+        let momentum = replica.momentum_dict().unwrap();
+        assert_eq!(momentum, alone.momentum_dict().unwrap(), "step {step}");
+        assert_eq!(print(&replica), print(&leader));
+        if step > 0 {
+            assert_ne!(momentum, leader.momentum_dict().unwrap(), "step {step}");
+        }
+        // All that `alone` shares with the replica is the momentum of the same gradients.
+        alone.load_state_dict(&leader.state_dict().unwrap(), true).unwrap();
+        for (network, stream, seed) in
+            [(&mut leader, &own, 0), (&mut replica, &other, 50), (&mut alone, &other, 50)]
+        {
+            let (x, y) = batch(stream, seed + step, 0..8);
+            network.train_step(&x, &y).unwrap();
+        }
+        assert_ne!(print(&replica), print(&leader));
+    }
+}
+
+/// Writes to the trained parameters are the next step's weights, in the order of the gradients.
+#[test]
+fn trained_parameters_are_the_weights() {
+    let stream = host::stream(1);
+    let mut network = network(&stream, graph(true));
+    let names: Vec<String> =
+        network.gradient_buffers().unwrap().iter().map(|(name, _)| name.to_string()).collect();
+    let before = network.state_dict().unwrap();
+    let parameters = network.trained_parameters().unwrap();
+    assert!(parameters.iter().map(|(name, _)| *name).eq(names.iter().map(String::as_str)));
+    for (_, tensor) in parameters {
+        let twice: Vec<f32> = tensor.to_vec::<f32>().unwrap().iter().map(|x| 2.0 * x).collect();
+        tensor.copy_from_slice(&twice).unwrap();
+    }
+    let after = network.state_dict().unwrap();
+    for name in &names {
+        let [was, is] = [&before, &after].map(|state| state.get(name).unwrap().as_f32().unwrap());
+        assert!(was.iter().zip(is).all(|(was, is)| *is == 2.0 * was), "{name}");
+    }
+}
+
 #[test]
 fn a_fingerprint_shows_any_bit() {
     let stream = host::stream(1);

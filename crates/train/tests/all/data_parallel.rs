@@ -7,20 +7,21 @@ use meristem_nn::Network;
 use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::events::{Event, StepCompleted};
 use meristem_train::settings::{
-    BatchLimit, ControllerKind, ExchangeKind, ExchangeMethod, HotScopePolicy, Preset, Switch,
+    BatchLimit, ControllerKind, ExchangeKind, ExchangeMethod, HotScopePolicy, OptimizerKind,
+    Preset, Switch,
 };
 use meristem_train::{Error, Observer, Result, Silent, Summary, resume, run};
 
 /// Settings of a host with a convolution that is large enough for a sparse exchange, trained on a
 /// few batches of which the last is smaller.
-fn flags(folder: &Path, ranks: usize, exchange: ExchangeKind) -> ConfigLayer {
+fn flags(folder: &Path, ranks: usize, exchange: impl Into<ExchangeKind>) -> ConfigLayer {
     ConfigLayer {
         preset: Some(Preset::Quick),
         host: Some("cnn:channels=8,blocks=2,kernel=3,pools=2".into()),
         controller: Some(ControllerKind::Heuristic),
         data_parallel: Some(true),
         ranks: Some(Some(ranks)),
-        exchange: Some(exchange),
+        exchange: Some(exchange.into()),
         batch: Some(36),
         max_batches: Some(BatchLimit::Count(4)),
         control_split: Some(Some(0.02)),
@@ -114,6 +115,34 @@ fn a_host_grows_on_all_ranks_and_resumes_to_the_same_bits() {
     assert!(weights(dense.path()) != weights(whole.path()), "what was sent made a difference");
 }
 
+/// Local training: the host grows, is stopped while a module is in training, and resumes with the
+/// bits of every rank's own optimiser, also on another number of workers.
+#[test]
+fn a_host_of_local_steps_grows_and_resumes_to_the_same_bits() {
+    for exchange in ["diloco:3:int8", "diloco:2:topk:0.05"] {
+        let exchange: ExchangeKind = exchange.parse().unwrap();
+        let [whole, cut] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let adam = |folder: &Path| ConfigLayer {
+            optimizer: Some(OptimizerKind::Adam),
+            ..flags(folder, 3, exchange)
+        };
+        let mut seen = SeenSteps::default();
+        let summary = train(adam(whole.path()), &mut seen).unwrap();
+        assert!(seen.germinated > 0, "nothing grew, nothing was shown");
+        assert!(summary.exchange_bytes.unwrap() > 0);
+        for stop in [2, 5, 7] {
+            let cut = cut.path().join(stop.to_string());
+            let mut first = SeenSteps { stop_at: Some(stop), ..SeenSteps::default() };
+            train(ConfigLayer { threads: Some(1), ..adam(&cut) }, &mut first).unwrap();
+            let options = ConfigLayer { threads: Some(2), ..ConfigLayer::default() };
+            let resumed = resume(&cut.join("run"), &options, &mut SeenSteps::default()).unwrap();
+            assert_eq!(resumed.envs, summary.envs, "{exchange}, stopped after step {stop}");
+            assert_eq!(resumed.exchange_bytes, summary.exchange_bytes);
+            assert!(weights(&cut) == weights(whole.path()));
+        }
+    }
+}
+
 /// Observer that damages the leader in the inner loop.
 struct DamagesLeader<F> {
     what: F,
@@ -179,6 +208,12 @@ fn a_broken_loss_is_rolled_back_on_all_ranks() {
         Ok(launch.run(|args| args.write::<f64>(0)[3] = f64::NAN)?)
     });
     assert_rolled_back(flags(folder.path(), 3, ExchangeMethod::TopK(0.05)), &mut breaks);
+    let (folder, local) = (tempfile::tempdir().unwrap(), "diloco:2:int8");
+    breaks = broken_by(4 * 4, breaks.what);
+    assert_rolled_back(
+        flags(folder.path(), 3, local.parse::<ExchangeKind>().unwrap()),
+        &mut breaks,
+    );
 }
 
 fn assert_rolled_back<F>(flags: ConfigLayer, breaks: &mut DamagesLeader<F>)

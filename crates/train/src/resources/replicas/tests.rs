@@ -48,7 +48,8 @@ struct ReplicasFixture {
 }
 
 impl ReplicasFixture {
-    fn new(ranks: usize, exchange: ExchangeKind, threads: usize) -> Self {
+    fn new(ranks: usize, exchange: impl Into<ExchangeKind>, threads: usize) -> Self {
+        let exchange = exchange.into();
         let flags = ConfigLayer {
             threads: Some(threads),
             data_parallel: Some(true),
@@ -61,7 +62,7 @@ impl ReplicasFixture {
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         let (placed, options) = (Devices::one(DeviceId::Cpu(0)), config.device_options(None));
         let devices = OpenDevices::open(&placed, 0..1, &options).unwrap();
-        let epochs = if exchange.sends_all() { 2 } else { 4 };
+        let epochs = if exchange.sends_whole_gradients() { 2 } else { 4 };
         let mut random = Rng::new(1, Purpose::Test, 0, 0);
         let images: Vec<u8> = (0..SAMPLES * 36).map(|_| random.below(256) as u8).collect();
         let labels: Vec<u32> = images.chunks(36).map(|image| u32::from(image[0] / 64)).collect();
@@ -154,7 +155,7 @@ impl ReplicasFixture {
         let mut gather = GatherBatches::new(&self.gather(), &self.data, &streams).unwrap();
         let mut kept = vec![vec![]; self.ranks];
         for epoch in 0..self.epochs {
-            let share = match self.config.exchange {
+            let share = match self.config.exchange.method {
                 ExchangeMethod::TopK(density) => Some(0.25f64.powi(epoch as i32 + 1).max(density)),
                 _ => None,
             };
@@ -162,33 +163,97 @@ impl ReplicasFixture {
             while let Some(batches) = gather.next().unwrap() {
                 slow_batch(&mut networks, &batches, share.map(|share| (share, &mut kept[..])));
             }
-            // The epoch is short, so the statistics are recomputed from all of its batches.
-            gather.start_epoch(0).unwrap();
-            networks.iter().for_each(|network| network.begin_statistics().unwrap());
-            let (mut weights, momentum) = (vec![0.0; self.ranks], f64::from(0.1f32));
-            while let Some(batches) = gather.next().unwrap() {
-                for ((network, weight), batch) in networks.iter_mut().zip(&mut weights).zip(batches)
-                {
-                    network.observe(&batch.inputs).unwrap();
-                    *weight = (1.0 - momentum) * *weight + momentum;
-                }
-            }
-            let factor = (self.ranks as f64 / weights.iter().sum::<f64>()) as f32;
-            let statistics =
-                |n: &Network| n.statistics().map(|(s, c)| [s.clone(), c.clone()]).collect();
-            let all: Vec<Vec<[Tensor; 2]>> = networks.iter().map(statistics).collect();
-            for group in 0..all[0].len() {
-                mean(&all.iter().map(|rank| &rank[group][0]).collect::<Vec<_>>());
-                for rank in &all {
-                    let sums: Vec<f32> = rank[group][0].to_vec().unwrap();
-                    let means: Vec<f32> = sums.iter().map(|sum| sum * factor).collect();
-                    rank[group][0].copy_from_slice(&means).unwrap();
-                }
-                let counters: Vec<i64> = all[0][group][1].to_vec().unwrap();
-                all.iter().for_each(|rank| rank[group][1].copy_from_slice(&counters).unwrap());
-            }
+            self.slow_statistics(&mut networks, &mut gather);
         }
         state(&networks[0])
+    }
+
+    /// Recomputes the running statistics, and averages them on the host.
+    fn slow_statistics(&self, networks: &mut [Network], gather: &mut GatherBatches) {
+        // The epoch is short, so the statistics are recomputed from all of its batches.
+        gather.start_epoch(0).unwrap();
+        networks.iter().for_each(|network| network.begin_statistics().unwrap());
+        let (mut weights, momentum) = (vec![0.0; self.ranks], f64::from(0.1f32));
+        while let Some(batches) = gather.next().unwrap() {
+            for ((network, weight), batch) in networks.iter_mut().zip(&mut weights).zip(batches) {
+                network.observe(&batch.inputs).unwrap();
+                *weight = (1.0 - momentum) * *weight + momentum;
+            }
+        }
+        let factor = (self.ranks as f64 / weights.iter().sum::<f64>()) as f32;
+        let statistics =
+            |n: &Network| n.statistics().map(|(s, c)| [s.clone(), c.clone()]).collect();
+        let all: Vec<Vec<[Tensor; 2]>> = networks.iter().map(statistics).collect();
+        for group in 0..all[0].len() {
+            mean(&all.iter().map(|rank| &rank[group][0]).collect::<Vec<_>>());
+            for rank in &all {
+                let sums: Vec<f32> = rank[group][0].to_vec().unwrap();
+                let means: Vec<f32> = sums.iter().map(|sum| sum * factor).collect();
+                rank[group][0].copy_from_slice(&means).unwrap();
+            }
+            let counters: Vec<i64> = all[0][group][1].to_vec().unwrap();
+            all.iter().for_each(|rank| rank[group][1].copy_from_slice(&counters).unwrap());
+        }
+    }
+
+    /// Trains all epochs with local steps: a network per rank, each with an optimiser of its own,
+    /// and outer steps on the host, operation by operation.
+    fn slow_local(&self, steps: usize) -> [StateDict; 2] {
+        let streams: Vec<Stream> =
+            (0..self.ranks).map(|_| self.devices.distinct()[0].stream("slow")).collect();
+        let mut networks: Vec<Network> =
+            streams.iter().map(|stream| self.network(stream, true)).collect();
+        let mut gather = GatherBatches::new(&self.gather(), &self.data, &streams).unwrap();
+        let mut synchronised = weights(&mut networks[0]);
+        let mut velocity: Vec<f32> = vec![0.0; synchronised.len()];
+        for epoch in 0..self.epochs {
+            gather.start_epoch(epoch).unwrap();
+            let mut done = 0;
+            while let Some(batches) = gather.next().unwrap() {
+                for (rank, network) in networks.iter_mut().enumerate() {
+                    match batches.get(rank) {
+                        Some(Batch { inputs, targets, .. }) => {
+                            network.train_step(inputs, targets).unwrap();
+                        }
+                        None => {
+                            network.differentiate_nothing().unwrap();
+                            network.apply().unwrap();
+                        }
+                    }
+                }
+                done += 1;
+                if done % steps != 0 && done != 4 {
+                    continue;
+                }
+                let all: Vec<Vec<f32>> = networks.iter_mut().map(weights).collect();
+                for (at, (synchronised, velocity)) in
+                    synchronised.iter_mut().zip(&mut velocity).enumerate()
+                {
+                    let moved = |rank: &Vec<f32>| *synchronised - rank[at];
+                    let sum = all[1..].iter().fold(moved(&all[0]), |sum, rank| sum + moved(rank));
+                    let mean = sum / self.ranks as f32;
+                    *velocity = 0.9 * *velocity + mean;
+                    *synchronised -= 0.7 * (mean + 0.9 * *velocity);
+                }
+                networks.iter_mut().for_each(|network| set_weights(network, &synchronised));
+            }
+            self.slow_statistics(&mut networks, &mut gather);
+        }
+        state(&networks[0])
+    }
+}
+
+/// All weights that training changes, in order.
+fn weights(network: &mut Network) -> Vec<f32> {
+    let all = network.trained_parameters().unwrap();
+    all.iter().flat_map(|(_, tensor)| tensor.to_vec::<f32>().unwrap()).collect()
+}
+
+fn set_weights(network: &mut Network, mut values: &[f32]) {
+    for (_, tensor) in network.trained_parameters().unwrap() {
+        let (own, rest) = values.split_at(tensor.numel());
+        tensor.copy_from_slice(own).unwrap();
+        values = rest;
     }
 }
 
@@ -320,6 +385,34 @@ fn sending_everything_equals_the_dense_exchange() {
     assert_ne!(text(&one.0), text(&dense.0));
 }
 
+/// Rounds that divide the four batches of an epoch or not, one batch each, or the whole epoch. The
+/// last batch does not reach all of six ranks.
+#[test]
+fn local_steps_equal_the_slow_reference() {
+    for (ranks, steps) in [(2, 1), (2, 2), (3, 3), (2, 4), (6, 3)] {
+        let kind: ExchangeKind = format!("diloco:{steps}").parse().unwrap();
+        let fixture = ReplicasFixture::new(ranks, kind, 2);
+        let (got, metrics) = fixture.replicas(true);
+        assert_eq!(text(&got), text(&fixture.slow_local(steps)), "{ranks} ranks, {steps} steps");
+        assert_eq!((metrics.samples, metrics.steps), (SAMPLES as u64, 4));
+    }
+}
+
+/// Any number of workers gives the same bits, by any method; and methods differ.
+#[test]
+fn local_steps_do_not_depend_on_workers() {
+    let of = |text: &str, threads| {
+        ReplicasFixture::new(3, text.parse::<ExchangeKind>().unwrap(), threads).replicas(true)
+    };
+    let dense = of("diloco:2", 2);
+    assert_eq!(text(&of("diloco:2:topk:1", 2).0), text(&dense.0));
+    for exchange in ["diloco:2:int8", "diloco:2:topk:0.01", "int8"] {
+        let (one, three) = (of(exchange, 1), of(exchange, 3));
+        assert_eq!((text(&one.0), &one.1), (text(&three.0), &three.1), "{exchange}");
+        assert_ne!(text(&one.0), text(&dense.0), "{exchange}");
+    }
+}
+
 #[test]
 fn the_original_error_is_reported() {
     let gone =
@@ -329,6 +422,6 @@ fn the_original_error_is_reported() {
         assert!(matches!(first_cause(all), Err(Error::Value { .. })));
     }
     assert!(matches!(first_cause(vec![Err(gone())]), Err(Error::Ranks(_))));
-    let fine = || Ok(Epoch { batches: 1, counts: vec![] });
+    let fine = || Ok(Epoch { batches: 1, counts: vec![], sent_bytes: 0 });
     assert_eq!(first_cause(vec![fine(), fine()]).map(|all| all.len()).unwrap_or(0), 2);
 }
