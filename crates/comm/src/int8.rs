@@ -2,8 +2,9 @@
 //!
 //! **Format.** [`BLOCK`] consecutive elements share a scale s = m / 127, an f32, where m is the
 //! largest magnitude among them. An element x is sent as q = x / s, rounded to the nearest integer,
-//! ties to even, and received as q s. So |x − q s| ≤ s / 2, up to a rounding of x / s. A block whose
-//! scale would be subnormal is sent as zeros. A block with NaN or infinity is received as NaN.
+//! ties to even, and received as q s. So |x − q s| ≤ s / 2, up to a rounding of x / s. A block
+//! whose scale would be subnormal is sent as zeros. A block with NaN or infinity is received as
+//! NaN.
 //!
 //! **Sum.** As in [`dense`], each rank owns a shard, here of whole blocks:
 //!
@@ -17,9 +18,9 @@
 //!
 //! So each element is rounded once as a value and once as a total, and both errors are kept by the
 //! rank that made them: the result plus all residuals' equals the sum of all acc, up to the
-//! roundings of the additions in rank order. The subtractions are exact: x and q s differ at most by
-//! a factor of two unless q = 0 (Sterbenz' lemma). A rank sends 2 (n − 1) / n · (1 + 4 / 256) bytes
-//! per element, about a quarter of the dense sum in f32. With one rank nothing is rounded.
+//! roundings of the additions in rank order. The subtractions are exact: x and q s differ at most
+//! by a factor of two unless q = 0 (Sterbenz' lemma). A rank sends 2 (n − 1) / n · (1 + 4 / 256)
+//! bytes per element, about a quarter of the dense sum in f32. With one rank nothing is rounded.
 //!
 //! Compression in both directions with error feedback is that of Tang et al., "DoubleSqueeze",
 //! ICML 2019. The result has the same bits on every rank, transport and device.

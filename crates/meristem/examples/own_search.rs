@@ -1,5 +1,5 @@
-//! A custom search over settings of members: golden-section search for the learning rate, one member
-//! after the other.
+//! A custom search over settings of members: golden-section search for the learning rate, one
+//! member after the other.
 //!
 //!     cargo run --release -p meristem --example own_search
 

@@ -151,9 +151,10 @@ fn outer_steps_equal_a_slow_f64_version() {
                     assert_eq!(rank[round], seen[0][round], "{method:?}, the same on all ranks");
                     for (got, expected) in rank[round].iter().zip(&slow.synchronised) {
                         // Weights are below 4 and differences below 1. A round has at most 2 n + 8
-                        // roundings of 2^-24 of numbers below 4, and momentum repeats an error up to
-                        // ten times: 5 rounds, 14 roundings, 2.4e-7, 10 give 1.7e-4 at most, and
-                        // most roundings are of far smaller numbers. A wrong factor is wrong by 1e-2.
+                        // roundings of 2^-24 of numbers below 4, and momentum repeats an error up
+                        // to ten times: 5 rounds, 14 roundings, 2.4e-7, 10 give 1.7e-4 at most, and
+                        // most roundings are of far smaller numbers. A wrong factor is wrong by
+                        // 1e-2.
                         let difference = (f64::from(*got) - expected).abs();
                         assert!(difference < 2e-5, "{method:?}, round {round}: {difference}");
                     }

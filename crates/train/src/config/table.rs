@@ -580,9 +580,9 @@ settings! {
             unit("N"), whole(1, RANKS_MAX), train_only();
         /// Exchange of gradients between ranks: dense, int8 with eight bits for each element, or a
         /// sparse one, topk:D, gtopk:D, ok-topk:D or auto:D, where each rank sends the share D of
-        /// its elements. diloco:H, with --data-parallel: each rank trains H batches on its own, then
-        /// the ranks average the differences of their weights, dense or by a method after a second
-        /// colon, such as diloco:32:int8.
+        /// its elements. diloco:H, with --data-parallel: each rank trains H batches on its own,
+        /// then the ranks average the differences of their weights, dense or by a method after a
+        /// second colon, such as diloco:32:int8.
         exchange: ExchangeKind = same(ExchangeKind::default()), train_only();
         /// Train one host on all ranks, each with its part of every batch; the ranks exchange
         /// gradients or, with exchange diloco:H, weights.

@@ -15,11 +15,11 @@
 //!
 //! **Local training** (`diloco:H`) exchanges no gradients: each rank trains on its part of every
 //! batch with an optimiser of its own, and clips its own gradient. After every H batches and at the
-//! end of the epoch an outer step averages the differences of weights ([`meristem_comm::OuterStep`]).
-//! So after an epoch all ranks have one network again, which is measured, grown and saved; the
-//! synchronised weights are those at the start of a step, so a checkpoint needs no copy of them. A
-//! rank without samples in a small last batch makes its step with a gradient of zeros, so that all
-//! ranks count equally many steps.
+//! end of the epoch an outer step averages the differences of weights
+//! ([`meristem_comm::OuterStep`]). So after an epoch all ranks have one network again, which is
+//! measured, grown and saved; the synchronised weights are those at the start of a step, so a
+//! checkpoint needs no copy of them. A rank without samples in a small last batch makes its step
+//! with a gradient of zeros, so that all ranks count equally many steps.
 //!
 //! **Batch norm** normalises each rank's part on its own, as PyTorch's DistributedDataParallel
 //! does. Running statistics are averaged over the ranks at the end of the epoch. They are
@@ -29,8 +29,8 @@
 //! does not read them.
 //!
 //! **Consistency**: after an epoch the replicas' weights, statistics and, unless they are local,
-//! optimisers are hashed on the device. The hashes are gathered with the other metrics and read back with them; a difference
-//! ends the run.
+//! optimisers are hashed on the device. The hashes are gathered with the other metrics and read
+//! back with them; a difference ends the run.
 //!
 //! **Processes**: each process has the env itself and leads one rank. All measure, decide, grow and
 //! roll back from the same numbers; rank 0 writes the results. Messages to other processes are
@@ -240,7 +240,8 @@ impl Replicas {
     }
 
     /// State of the exchange by rank, for a checkpoint, and in local training of the optimisers of
-    /// all ranks but 0. `leader` is the optimiser's state of the env's network. Waits for the device.
+    /// all ranks but 0. `leader` is the optimiser's state of the env's network. Waits for the
+    /// device.
     ///
     /// # Errors
     /// A device failure.

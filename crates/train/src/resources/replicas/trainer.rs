@@ -4,7 +4,8 @@
 //! one network on the whole batch. A sparse exchange, or one of eight bits, differs in three ways;
 //! local training, in the last one.
 //!
-//! **Warm-up**: the first epochs of a host send more ([`ExchangeMethod::warming_up`](crate::settings::ExchangeMethod)).
+//! **Warm-up**: the first epochs of a host send more
+//! ([`ExchangeMethod::warming_up`](crate::settings::ExchangeMethod)).
 //!
 //! **Clipping**: each rank clips its own gradient before the exchange, at √R times the norm, and
 //! the sum is not clipped (Lin et al., "Deep Gradient Compression", ICLR 2018, 3.2). An element
@@ -19,8 +20,8 @@
 //! gradient of a layer before batch norm has no component along the shifts and scales that batch
 //! norm removes, but a few elements of the gradient have one. So weights drift in directions that
 //! training does not notice, because it normalises by each batch; running averages over the last
-//! ten batches lag behind that drift and fit the weights badly. After an outer step of local training
-//! they are of weights that no rank has any more.
+//! ten batches lag behind that drift and fit the weights badly. After an outer step of local
+//! training they are of weights that no rank has any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
