@@ -89,6 +89,10 @@ def test_errors_of_a_searcher_end_the_run_and_are_raised():
         search.suggest = lambda member, wrong=wrong: wrong
         with pytest.raises((MeristemError, TypeError)):
             meristem.sweep(search=search, samples=3, **SETTINGS)
+    with pytest.raises(SettingError, match="1 round"):
+        meristem.sweep({"lr": {"choice": [0.1, 0.2]}}, search=Rates(), samples=3, rounds=2, **SETTINGS)
+    with pytest.raises(SettingError, match="members to search over"):
+        meristem.train(search=Rates(), controller="none", **SETTINGS)
     with pytest.raises(MeristemError, match="Searcher"):
         meristem.sweep(search=print, samples=3, **SETTINGS)
 

@@ -165,6 +165,18 @@ fn check_places(config: &TrainConfig, count: usize) -> Result<()> {
     check_alone(config, "places", &places)
 }
 
+/// Checks that a program can search over the settings of the run's members.
+///
+/// # Errors
+/// [`Error::Value`]: no members, or settings with which members do not end alone.
+pub(crate) fn check_searcher(config: &TrainConfig) -> Result<()> {
+    if config.members.is_none() {
+        let expected = "members to search over; give samples, or members";
+        return Err(Error::value("samples", "none", expected));
+    }
+    check_alone(config, "search", &"a searcher")
+}
+
 /// Checks what all changes of members need: `key` is the setting that asks for them.
 fn check_alone(config: &TrainConfig, key: &'static str, value: &dyn fmt::Display) -> Result<()> {
     let needs = |what: &str| Err(Error::value(key, value, format!("none, or {what}")));

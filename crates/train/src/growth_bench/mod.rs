@@ -76,7 +76,7 @@ pub fn growth_bench(
     }
     let mut table = plan.empty_table();
     if !plan.folder.join(TABLE).exists() {
-        let created = std::fs::create_dir_all(&plan.folder);
+        let created = std::fs::create_dir_all(plan.folder);
         created.map_err(|source| plan.folder_error("create", source))?;
         save(&plan, &table)?;
     }

@@ -14,7 +14,7 @@ use super::memory::try_envs;
 use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
-use crate::config::TrainConfig;
+use crate::config::{TrainConfig, check_searcher};
 use crate::env::{EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
 use crate::external::{Custom, External, Searcher};
@@ -90,10 +90,14 @@ impl PreparedRun {
         files: &RunFiles,
         world: &mut World,
     ) -> Result<Self> {
-        if config.sampler == Sampler::External && custom.searcher.is_none() {
-            let expected = "random or sobol; with external a program chooses the settings of \
-                            members: meristem.optuna in Python, a Searcher in Rust";
-            return Err(Error::value("sampler", config.sampler, expected));
+        match (&custom.searcher, config.sampler) {
+            (Some(_), _) => check_searcher(config)?,
+            (None, Sampler::External) => {
+                let expected = "random or sobol; with external a program chooses the settings of \
+                                members: meristem.optuna in Python, a Searcher in Rust";
+                return Err(Error::value("sampler", config.sampler, expected));
+            }
+            (None, _) => {}
         }
         let _span = devices.span(|| "prepare");
         let dataset_files = cache::files(&names.spec)?;

@@ -100,10 +100,11 @@ impl RankExchange {
     }
 
     fn import(&mut self, comm: &Communicator, state: &ExchangeState) -> Result<()> {
-        Ok(match self {
+        match self {
             Self::Gradients(exchange) => exchange.import(comm, state)?,
             Self::Weights { outer, .. } => outer.import(comm, state)?,
-        })
+        }
+        Ok(())
     }
 
     /// Updates the network after batch number `batch` of `batches`, of which it has the gradient:
