@@ -39,9 +39,7 @@ impl Searcher for PySearcher {
     }
 
     fn report(&mut self, member: usize, steps: usize, score: Option<f64>) -> Result<bool> {
-        self.call(|object| {
-            object.call_method1("report", (member, steps, score))?.extract().map_err(PyErr::from)
-        })
+        self.call(|object| object.call_method1("report", (member, steps, score))?.extract())
     }
 
     fn complete(&mut self, member: usize, ended: Option<EndReason>) -> Result<()> {
