@@ -36,7 +36,7 @@ pub enum EndReason {
     Planned,
     /// It has made all its steps, and another member gets its place.
     Complete,
-    /// The program that trains the members said so ([`Searcher`](crate::Searcher)).
+    /// The program that trains the members said so ([`Searcher`](crate::external::Searcher)).
     Stopped,
 }
 

@@ -26,7 +26,7 @@ pub enum Sampler {
     /// more.
     Sobol,
     /// The program that trains the members chooses the settings of each when it begins
-    /// ([`Searcher`](crate::Searcher)).
+    /// ([`Searcher`](crate::external::Searcher)).
     External,
 }
 
