@@ -260,7 +260,7 @@ mod tests {
         );
         assert_eq!(methods[0].difference_pp["static"].ahead, 1);
         assert_eq!(methods[0].test_score.unwrap().count, 3);
-        assert!(methods[0].difference_pp.get("policy").is_none());
+        assert!(!methods[0].difference_pp.contains_key("policy"));
         assert_eq!(methods[2].test_score, None);
     }
 }
