@@ -88,7 +88,7 @@ fn wrong_places_are_errors() {
         ("--places 2 --scheduler pbt:1", &["another scheduler"]),
         ("--places 2 --rounds 1 --controller ppo", &["a controller other than a policy"]),
         ("--sampler external", &["meristem.optuna"]),
-        ("--samples 400 --device-memory 4MiB", &["device-memory", "fit; with --places"]),
+        ("--samples 400 --device-memory 4MiB", &["device-memory", "with --places fewer"]),
     ] {
         m.fails(&format!("sweep sweep.toml --run-dir bad {flags}"), 2, words);
         assert!(!m.path("bad").exists(), "{flags}");

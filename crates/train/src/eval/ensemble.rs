@@ -12,7 +12,7 @@ use meristem_nn::{Isa, Network, NetworkFleet, NetworkOptions, Plans, Precision, 
 use serde::Serialize;
 
 use super::calibration::{Judged, Quality, Tally};
-use super::rebuilt;
+use super::{grown_host, rebuilt};
 use crate::config::devices::Devices;
 use crate::config::{ConfigLayer, TrainConfig, check_precision, file as config_file};
 use crate::error::{Error, Result};
@@ -234,11 +234,11 @@ impl Ensemble {
         let (precision, loss, plans) = (config.precision, task.loss.clone(), Plans::default());
         let network = |(own, stream): (&Weights, _)| {
             let host = own.host_spec()?;
-            let wanted = Wanted { host: host.as_ref(), image: &image };
+            let host = grown_host(own, &Wanted { host: host.as_ref(), image: &image })?;
             let (configs, loss) = (1, loss.clone());
             let options = NetworkOptions::new(0, 0, isa, config.batch);
             let options = NetworkOptions { configs, precision, loss, ..options };
-            rebuilt(own, &wanted, stream, (options, &plans))
+            rebuilt(own, &host, stream, (options, &plans))
         };
         let networks = weights.iter().zip(devices.streams()).map(network);
         let networks = networks.collect::<Result<Vec<_>>>()?;

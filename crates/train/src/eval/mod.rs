@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use meristem_data::{Batch, DatasetSpec, Residency, Source, Split, Subset, cache};
 use meristem_device::{DeviceId, DeviceOptions, Stream};
-use meristem_grow::{BlueprintSet, HostSpec, Optimisers, Rules};
+use meristem_grow::{BlueprintSet, Host, HostSpec, Optimisers, Rules};
 use meristem_nn::{Isa, Network, NetworkOptions, Plans, Precision, Score, ScoreKind};
 use serde::{Deserialize, Serialize};
 
@@ -157,6 +157,7 @@ impl PreparedEvaluation {
         weights.check_outputs(&info)?;
         let image = image_shape(&info);
         let wanted = Wanted { host: spec, image: &image };
+        let host = grown_host(weights, &wanted)?;
         let (constants, normalization) = match &config.normalize {
             Some(given) => (Some(given.constants(&info)?), NormalizedBy::Given),
             None => match weights.normalization(image.channels)? {
@@ -175,8 +176,8 @@ impl PreparedEvaluation {
             loss,
             ..NetworkOptions::new(0, 0, isa, config.batch)
         };
-        let network =
-            rebuilt(weights, &wanted, &devices.streams()[0], (options, &Plans::default()))?;
+        let stream = &devices.streams()[0];
+        let network = rebuilt(weights, &host, stream, (options, &Plans::default()))?;
         let serving =
             Serving { batch: config.batch, subset: Subset::All, normalization: constants };
         let served = Served::new(serving, &devices, &datasets)?;
@@ -216,19 +217,26 @@ impl PreparedEvaluation {
     }
 }
 
-/// The network of a weights file on a stream, with row 0 of the alphas. Does not wait for the
-/// device.
+/// The host of a weights file, with its modules.
 ///
 /// # Errors
-/// Weights that do not fit `wanted`; a device failure.
+/// Weights that do not fit `wanted`.
+fn grown_host(weights: &Weights, wanted: &Wanted<'_>) -> Result<Host> {
+    let blueprints = Arc::new(BlueprintSet::standard());
+    weights.host(wanted, &[], &blueprints, Rules::default())
+}
+
+/// The network of a weights file with this host on a stream, with row 0 of the alphas. Does not
+/// wait for the device.
+///
+/// # Errors
+/// Weights that do not fit; a device failure.
 fn rebuilt(
     weights: &Weights,
-    wanted: &Wanted<'_>,
+    host: &Host,
     stream: &Stream,
     (options, plans): (NetworkOptions, &Plans),
 ) -> Result<Network> {
-    let blueprints = Arc::new(BlueprintSet::standard());
-    let host = weights.host(wanted, &[], &blueprints, Rules::default())?;
     let graph = Arc::new(host.graph(&Optimisers::default())?);
     let mut network = Network::with_plans(stream, graph, options, plans)?;
     weights.fill(&mut network)?;

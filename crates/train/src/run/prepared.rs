@@ -73,8 +73,13 @@ impl PreparedRun {
         let prepared = Self::on(devices, config, names, custom, files, world);
         prepared.map_err(|error| match config.device_memory {
             Some(limit) if error.is_out_of_memory() => {
-                let expected =
-                    format!("enough for the data and the envs at the start of a round: {error}");
+                let fewer = match config.members_len() {
+                    1 => "",
+                    _ => "; with --places fewer members are in memory at a time",
+                };
+                let expected = format!(
+                    "enough for the data and the envs at the start of a round{fewer}: {error}"
+                );
                 Error::value("device-memory", limit, expected)
             }
             _ => error,
