@@ -16,7 +16,8 @@ pub(crate) struct Totals {
     /// Floating-point operations of training, of all envs.
     #[serde(default)]
     pub(crate) training_flops: u64,
-    /// Bytes that all ranks sent to exchange gradients or weights of a host.
+    /// Bytes that all ranks sent to exchange gradients or weights of a host. [`Totals::add`] leaves
+    /// it out, because processes with the same envs add only one of them.
     #[serde(default)]
     pub(crate) exchange_bytes: u64,
     /// Seconds spent in steps.
@@ -39,7 +40,6 @@ impl Totals {
             self.training_steps += rank.training_steps;
             self.images += rank.images;
             self.training_flops += rank.training_flops;
-            self.exchange_bytes += rank.exchange_bytes;
             self.hot.merge(&rank.hot);
             self.counterfactual_cost.merge(&rank.counterfactual_cost);
             self.rollbacks += rank.rollbacks;

@@ -253,6 +253,7 @@ impl<'j> Episode<'_, 'j> {
         let mut context = self.context(population, when);
         let done = step(&mut context);
         let (spent, diverged) = (context.spent, std::mem::take(&mut context.diverged));
+        let sent_bytes = spent.exchange_bytes;
         if done.is_err() {
             self.resources.replicas.iter_mut().for_each(Replicas::leave);
         }
@@ -269,8 +270,10 @@ impl<'j> Episode<'_, 'j> {
         merge_times(&mut kept, &spent);
         self.journal.record_kept(kept.into_iter());
         let stops = done.and_then(|()| self.journal.stop_requested());
+        let all = self.world.all_gather(stops.map(|stops| (stops, own, sent_bytes)))?;
+        self.totals.exchange_bytes += all.iter().map(|(.., sent_bytes)| sent_bytes).sum::<u64>();
         let (stops, digests): (Vec<bool>, Vec<u32>) =
-            self.world.all_gather(stops.map(|stops| (stops, own)))?.into_iter().unzip();
+            all.into_iter().map(|(stops, digest, _)| (stops, digest)).unzip();
         // Processes with the same envs must have the same results.
         if digests.iter().any(|other| *other != digests[0]) {
             let fingerprints = digests.iter().map(|digest| format!("{digest:08x}"));
