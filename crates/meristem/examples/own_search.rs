@@ -3,6 +3,7 @@
 //!
 //!     cargo run --release -p meristem --example own_search
 
+use meristem::data::order::EpochMode;
 use meristem::train::config::{ConfigLayer, TrainConfig};
 use meristem::train::external::Searcher;
 use meristem::train::settings::{BatchLimit, ControllerKind, Member, Preset, Sampler};
@@ -72,6 +73,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sampler: Some(Sampler::External),
         samples: Some(Some(8)),
         places: Some(Some(1)),
+        epoch: Some(EpochMode::Full),
         steps: Some(4),
         max_batches: Some(BatchLimit::Count(20)),
         ..ConfigLayer::default()
