@@ -10,7 +10,7 @@ use meristem::train::settings::{BatchLimit, ControllerKind, Member, Preset, Samp
 use meristem::train::{self, EndReason, Silent, run_with};
 
 /// Share of the interval that is left after each member.
-const GOLDEN: f64 = 0.618_034;
+const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
 /// Search between two logarithms of the learning rate, given that the score has one maximum there.
 struct GoldenSection {
@@ -30,7 +30,7 @@ impl GoldenSection {
     }
 
     fn score(&self, place: f64) -> Option<f64> {
-        let known = self.tried.iter().find(|(other, _)| (other - place).abs() < 1e-9);
+        let known = self.tried.iter().find(|(other, _)| (other - place).abs() < 1e-6);
         known.map(|(_, score)| *score)
     }
 }
