@@ -215,7 +215,7 @@ impl GatherBatches {
 
     /// Gives batches only to the envs that `is_selected` selects by number, from the next
     /// [`Self::start_epoch`] on. Their samples are as before. Allocates the rings of envs that
-    /// were not selected, and frees those of envs that are not any more.
+    /// were not selected, and frees the rings of all others.
     ///
     /// # Errors
     /// Out of memory.

@@ -183,7 +183,7 @@ fn streamed_epochs_may_end_early() {
     assert!((1 + 3 * 6..=1 + 4 * 6).contains(&spent.copies_to_device), "{spent:?}");
 }
 
-/// Envs in epochs of their own have their own augmentation as well.
+/// Augmentation follows the epoch of each env as well.
 #[test]
 fn each_env_may_have_its_own_epoch() {
     let toy =

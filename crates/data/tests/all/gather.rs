@@ -262,7 +262,7 @@ fn an_epoch_after_the_first_allocates_nothing() {
     assert_eq!(full - dealt, 2 * (23 + 2) * 4, "two sets of one more permutation with its epoch");
 }
 
-/// Envs may be in epochs of their own, and be selected in any order.
+/// Each env may be in another epoch, and any envs may be selected.
 #[test]
 fn each_env_may_have_its_own_epoch() {
     let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2, floats: false };

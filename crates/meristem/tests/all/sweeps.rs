@@ -127,6 +127,27 @@ fn members_end_where_a_run_is_resumed() {
     m.fails("sweep sweep.toml --end-members 1 --run-dir bad", 2, &["only with --resume"]);
 }
 
+/// A member that begins as a planned copy, while no other member ends, is trained.
+#[test]
+fn a_copy_beside_its_origin_is_trained() {
+    let m = with_images();
+    std::fs::write(
+        m.path("run.toml"),
+        "dataset = \"arrays\"\ndata_root = \"images.safetensors\"\ncontroller = \"none\"\nsteps = 5\n\
+         batch = 32\nmembers = [\"lr=0.1\", \"lr=0.2\"]\n\
+         member_changes = [\"end 1@0\", \"copy 1 from 0@2: lr=0.3\"]\n",
+    )
+    .unwrap();
+    m.ok("train --config run.toml --quiet --run-dir run");
+    let events = m.events("run");
+    let trained = |env: u64| {
+        let of_env = events.iter().filter(|event| event["event"] == "step_completed");
+        of_env.filter(|event| event["env"] == env).count()
+    };
+    assert_eq!([trained(0), trained(1)], [5, 3]);
+    assert_eq!(steps(&m, "run"), [5, 5], "a copy has the steps of its origin");
+}
+
 /// Rules that end members at other moments, and a space that is sampled in another way.
 #[test]
 fn other_schedulers_end_members_as_well() {

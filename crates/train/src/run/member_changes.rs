@@ -36,25 +36,20 @@ impl Episode<'_, '_> {
         let trained: Vec<usize> = self.sweep.trained().map(|(member, _)| member).collect();
         let of_diverged: BTreeSet<usize> = diverged.iter().map(|(env, _)| env % count).collect();
         let end = |member| Change::End { member, reason: EndReason::Diverged };
-        let mut changes: Vec<Change> = of_diverged.into_iter().map(end).collect();
-        changes.iter().for_each(|change| self.sweep.record(change));
-        for change in self.sweep.changes(&self.setup.config, when.step + 1) {
-            self.take_effect(population, &change)?;
-            changes.push(change);
-        }
-        for change in self.report_to_searcher(&trained)? {
-            self.take_effect(population, &change)?;
-            changes.push(change);
-        }
-        for change in self.sweep.complete(&self.setup.config) {
-            self.take_effect(population, &change)?;
-            changes.push(change);
-        }
+        let mut changes = vec![];
+        let ends = of_diverged.into_iter().map(end).collect();
+        self.take_effect(population, ends, &mut changes)?;
+        let of_scheduler = self.sweep.changes(&self.setup.config, when.step + 1);
+        self.take_effect(population, of_scheduler, &mut changes)?;
+        let of_searcher = self.report_to_searcher(&trained)?;
+        self.take_effect(population, of_searcher, &mut changes)?;
+        let complete = self.sweep.complete(&self.setup.config);
+        self.take_effect(population, complete, &mut changes)?;
         self.tell_searcher(&trained)?;
-        self.announce(changes, when);
-        if population.envs.iter().all(|env| self.sweep.trains(env.index)) {
+        if changes.is_empty() {
             return Ok(());
         }
+        self.announce(changes, when);
         self.retire(population)?;
         population.add(self.begin_members(when.step + 1)?);
         self.serve(population)?;
@@ -66,22 +61,37 @@ impl Episode<'_, '_> {
         }
     }
 
-    /// Records a change, and copies the envs of a member that becomes a copy.
-    fn take_effect(&mut self, population: &mut Population, change: &Change) -> Result<()> {
-        let Change::Copy { member, from, settings } = change else {
-            self.sweep.record(change);
-            return Ok(());
-        };
-        self.setup.set_member(*member, settings)?;
-        self.sweep.record(change);
+    /// Records changes, copies the envs of members that become copies, and adds the changes to
+    /// `taken`.
+    fn take_effect(
+        &mut self,
+        population: &mut Population,
+        changes: Vec<Change>,
+        taken: &mut Vec<Change>,
+    ) -> Result<()> {
+        for change in changes {
+            if let Change::Copy { member, settings, .. } = &change {
+                self.setup.set_member(*member, settings)?;
+            }
+            self.sweep.record(&change);
+            if let Change::Copy { member, from, .. } = &change {
+                self.copy_envs(population, *from, *member)?;
+            }
+            taken.push(change);
+        }
+        Ok(())
+    }
+
+    /// Replaces the env of a member by a copy of the env of member `from`.
+    fn copy_envs(&mut self, population: &mut Population, from: usize, member: usize) -> Result<()> {
         let count = self.sweep.members.len();
-        self.ended_envs.retain(|env| env.env % count != *member);
-        for options in self.host_options(|_, env| env == *member) {
-            let copied = population.copy(self.setup, *from, options)?;
+        self.ended_envs.retain(|env| env.env % count != member);
+        for options in self.host_options(|_, env| env == member) {
+            let copied = population.copy(self.setup, from, options)?;
             population.add(copied);
         }
         let number = |env: usize| self.setup.config.env_number(env);
-        self.controller.get().copy_env(number(*from), number(*member));
+        self.controller.get().copy_env(number(from), number(member));
         Ok(())
     }
 
@@ -160,9 +170,7 @@ impl Episode<'_, '_> {
         let results = report::report(resources, setup, &mut ended)?;
         write_weights(&setup.interface, self.folder, self.world, &ended.envs)?;
         let of_member = |env| in_sweep(sweep, &setup.config, env);
-        let results: Vec<_> = results.into_iter().map(of_member).collect();
-        ended_envs.extend(results);
-        ended_envs.sort_by_key(|env| env.env);
+        ended_envs.extend(results.into_iter().map(of_member));
         Ok(())
     }
 

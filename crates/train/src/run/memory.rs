@@ -16,18 +16,20 @@ pub(super) fn try_envs(setup: &Setup, resources: &Resources) -> Result<()> {
     let (seed, batch_log, begun) = (config.seed, 1, 0);
     let first = first_envs(config);
     let streams = resources.devices.streams_by_env().enumerate();
-    let mut population = Population::default();
-    for (nth, (index, stream)) in streams.filter(|(_, (index, _))| first.contains(index)) {
+    let mut held = vec![];
+    for (nth, (index, stream)) in
+        streams.filter(|(_, (index, _))| first.binary_search(index).is_ok())
+    {
         let options = HostOptions { index, stream, seed, batch_log, begun };
         let added = Population::new(setup, &[options]).and_then(|mut env| {
             env.prepare_training(&resources.batch_sizes[nth..=nth])?;
-            population.add(env);
+            held.push(env);
             Ok(())
         });
         added.map_err(|error| match config.device_memory {
             Some(limit) if error.is_out_of_memory() && config.members_len() > 1 => {
                 let repeats = config.envs / config.members_len();
-                let fit = population.envs.len() / repeats;
+                let fit = held.len() / repeats;
                 let expected = format!(
                     "enough for all members, of which {fit} fit; with --places {fit} the others \
                      wait for their places"

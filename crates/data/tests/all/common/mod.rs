@@ -102,8 +102,7 @@ pub(crate) fn epoch_of(
     rest_of(&mut gather)
 }
 
-/// Checks that envs in epochs of their own get the batches that they get when all are in that
-/// epoch.
+/// Checks that an env in epoch e has the batches that it has when all envs are in epoch e.
 pub(crate) fn own_epochs_are_those_of_all(device: &Device, dataset: &Arc<Dataset>) {
     let config = GatherConfig {
         epoch_mode: EpochMode::Full,
