@@ -133,9 +133,15 @@ fn a_copy_beside_its_origin_is_trained() {
     let m = with_images();
     std::fs::write(
         m.path("run.toml"),
-        "dataset = \"arrays\"\ndata_root = \"images.safetensors\"\ncontroller = \"none\"\nsteps = 5\n\
-         batch = 32\nmembers = [\"lr=0.1\", \"lr=0.2\"]\n\
-         member_changes = [\"end 1@0\", \"copy 1 from 0@2: lr=0.3\"]\n",
+        r#"
+dataset = "arrays"
+data_root = "images.safetensors"
+controller = "none"
+steps = 5
+batch = 32
+members = ["lr=0.1", "lr=0.2"]
+member_changes = ["end 1@0", "copy 1 from 0@2: lr=0.3"]
+"#,
     )
     .unwrap();
     m.ok("train --config run.toml --quiet --run-dir run");
