@@ -22,7 +22,7 @@
 //! by a factor of two unless q = 0 (Sterbenz' lemma). A rank sends 2 (n − 1) / n · (1 + 4 / 256)
 //! bytes per element, about a quarter of the dense sum in f32. With one rank nothing is rounded.
 //!
-//! Compression in both directions with error feedback is that of Tang et al., "DoubleSqueeze",
+//! Compression in both directions with error feedback: Tang et al., "DoubleSqueeze",
 //! ICML 2019. The result has the same bits on every rank, transport and device.
 
 use std::ops::Range;

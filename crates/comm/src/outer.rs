@@ -87,7 +87,7 @@ impl OuterStep {
     /// collective; does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for tensors unlike those of [`new`](OuterStep::new);
+    /// [`Error::BadArgument`] for other tensors than [`new`](OuterStep::new) got;
     /// [`Error::Device`].
     pub fn begin(&mut self, weights: &[&Tensor]) -> Result<()> {
         let weights = self.check("OuterStep::begin", weights)?;
