@@ -39,3 +39,10 @@ __device__ __forceinline__ bool contains(const Span<const u32>& list, u32 index)
     u32 at = lower_bound(list, 0, (u32)list.len, index);
     return at < list.len && list[at] == index;
 }
+
+// Division of a sum by the number of ranks, as `number::divide`; `Divide` in mod.rs.
+struct Divide {
+    u64 reciprocal;  // bits of an element, if `by` is a power of two
+    u32 by;          // 0: no division
+    u32 exact;       // whether the reciprocal is exact
+};

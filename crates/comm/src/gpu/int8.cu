@@ -1,17 +1,17 @@
-// Elements of eight bits; int8.rs describes the format.
-#include "number.cuh"
+// Elements of eight bits for those of f32; int8.rs describes the format.
+#include "comm.cuh"
 
 // Elements that share a scale; the same as in int8.rs.
 #define BLOCK 256
 
 // A warp for each block: its scale, its codes, and the elements without the codes' values.
-extern "C" __global__ void encode(Span<Element> acc, Span<u8> codes, Span<Element> scales) {
+extern "C" __global__ void encode(Span<float> acc, Span<u8> codes, Span<float> scales) {
     locate(acc, codes, scales);
     i64 start = (i64)blockIdx.x * BLOCK;
     i64 end = start + BLOCK < acc.len ? start + BLOCK : acc.len;
     u32 most = 0;
     for (i64 i = start + lane_of(); i < end; i += WARP) {
-        u32 bits = magnitude(acc[i]);
+        u32 bits = __float_as_uint(acc[i]) & 0x7fffffffu;
         most = bits > most ? bits : most;
     }
     for (u32 step = WARP / 2; step > 0; step /= 2) {
@@ -26,7 +26,7 @@ extern "C" __global__ void encode(Span<Element> acc, Span<u8> codes, Span<Elemen
     for (i64 i = start + lane_of(); i < end; i += WARP) {
         float q = 0.0f;
         if (!finite) {
-            acc[i] = neutral();
+            acc[i] = -0.0f;  // adding it changes no bit
         } else if (scale > 0.0f) {
             q = rintf(acc[i] / scale);
             q = q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q;
@@ -41,12 +41,17 @@ struct DecodeValues {
     u64 start;  // the element of the first value
 };
 
+__device__ __forceinline__ float divided(float x, const Divide& d) {
+    if (d.by == 0) return x;
+    return d.exact ? x * __uint_as_float((u32)d.reciprocal) : x / (float)d.by;
+}
+
 // values = codes times scales, divided.
-extern "C" __global__ void decode(Span<const u8> codes, Span<const Element> scales,
-                                  Span<Element> values, DecodeValues v) {
+extern "C" __global__ void decode(Span<const u8> codes, Span<const float> scales,
+                                  Span<float> values, DecodeValues v) {
     locate(codes, scales, values);
     for (i64 i = first(); i < values.len; i += threads()) {
         i64 at = (i64)v.start + i;
-        values[i] = divide((float)(signed char)codes[at] * scales[at / BLOCK], v.divide);
+        values[i] = divided((float)(signed char)codes[at] * scales[at / BLOCK], v.divide);
     }
 }

@@ -11,13 +11,6 @@ __device__ __forceinline__ Element neutral() {
     return element_of(1ull << MAGNITUDE_BITS);
 }
 
-// Division of a sum by the number of ranks, as `number::divide`; `Divide` in mod.rs.
-struct Divide {
-    u64 reciprocal;  // bits of an element, if `by` is a power of two
-    u32 by;          // 0: no division
-    u32 exact;       // whether the reciprocal is exact
-};
-
 __device__ __forceinline__ Element divide(Element x, const Divide& d) {
     if (d.by == 0) return x;
     return d.exact ? times(x, element_of(d.reciprocal)) : divided(x, d.by);
