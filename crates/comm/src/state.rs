@@ -29,6 +29,14 @@ pub struct ParameterState {
     pub outer: Vec<u8>,
 }
 
+impl ParameterState {
+    /// Whether it is of a parameter of this length in bytes.
+    pub fn has_length(&self, bytes: usize) -> bool {
+        let parts = [&self.residual, &self.velocity, &self.outer];
+        parts.into_iter().all(|part| part.is_empty() || part.len() == bytes)
+    }
+}
+
 impl ExchangeState {
     /// The parts of a checkpoint with their names: `residual.NAME`, `velocity.NAME`, `split.NAME`
     /// and `outer.NAME` for each parameter, if present. The caller stores the number of steps.

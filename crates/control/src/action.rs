@@ -21,11 +21,13 @@ pub enum ActionOp {
     Fossilize,
     /// Advance a module to its next stage, if the gate passes.
     Advance,
+    /// Give a layer of the host further features. Policies do not choose it.
+    Widen,
 }
 
 impl ActionOp {
-    /// All operations, in index order.
-    pub const ALL: [ActionOp; 6] = [
+    /// The choices of the `op` head, in index order.
+    pub const OF_HEAD: [ActionOp; 6] = [
         ActionOp::Wait,
         ActionOp::Germinate,
         ActionOp::SetAlphaTarget,
@@ -34,7 +36,7 @@ impl ActionOp {
         ActionOp::Advance,
     ];
 
-    /// Index in the `op` head.
+    /// Index; in the `op` head for the operations of [`Self::OF_HEAD`].
     pub fn index(self) -> usize {
         self as usize
     }
@@ -48,6 +50,7 @@ impl ActionOp {
             ActionOp::Prune => "PRUNE",
             ActionOp::Fossilize => "FOSSILIZE",
             ActionOp::Advance => "ADVANCE",
+            ActionOp::Widen => "WIDEN",
         }
     }
 }
@@ -113,6 +116,14 @@ pub enum Action {
         /// The slot.
         slot: usize,
     },
+    /// Give a layer of the host further features.
+    Widen {
+        /// The layer, an index among those that can become wider
+        /// ([`meristem_grow::Host::widenable`]).
+        layer: usize,
+        /// Number of further features.
+        by: usize,
+    },
 }
 
 impl Action {
@@ -125,13 +136,14 @@ impl Action {
             Action::Prune { .. } => ActionOp::Prune,
             Action::Fossilize { .. } => ActionOp::Fossilize,
             Action::Advance { .. } => ActionOp::Advance,
+            Action::Widen { .. } => ActionOp::Widen,
         }
     }
 
-    /// The slot that the action changes; `None` for WAIT.
+    /// The slot that the action changes; `None` for WAIT and WIDEN.
     pub fn slot(&self) -> Option<usize> {
         match *self {
-            Action::Wait => None,
+            Action::Wait | Action::Widen { .. } => None,
             Action::Germinate { slot, .. }
             | Action::SetAlphaTarget { slot, .. }
             | Action::Prune { slot, .. }
@@ -149,8 +161,8 @@ impl Action {
         let alpha_target = || AlphaTarget::ALL.get(target).copied();
         let speed = || Speed::ALL.get(speed).copied();
         let curve = || Curve::ALL.get(curve).copied();
-        Some(match *ActionOp::ALL.get(op)? {
-            ActionOp::Wait => Action::Wait,
+        Some(match *ActionOp::OF_HEAD.get(op)? {
+            ActionOp::Wait | ActionOp::Widen => Action::Wait,
             ActionOp::Germinate => Action::Germinate {
                 slot,
                 blueprint,
@@ -171,11 +183,12 @@ impl Action {
         })
     }
 
-    /// One choice per head; 0 for the heads that this action does not use.
+    /// One choice per head; 0 for the heads that this action does not use. WIDEN, which no head
+    /// has, has those of WAIT.
     pub fn choices(&self) -> Choices {
         let op = self.op().index();
         match *self {
-            Action::Wait => [op, 0, 0, 0, 0, 0, 0, 0],
+            Action::Wait | Action::Widen { .. } => [0; 8],
             Action::Germinate { slot, blueprint, style, tempo, alpha_target } => {
                 [op, slot, blueprint, style.index(), tempo.index(), alpha_target.index(), 0, 0]
             }

@@ -88,7 +88,7 @@ pub static HEADS: [ActionHead; 8] = {
     const TARGET: &[ActionOp] = &[ActionOp::Germinate, ActionOp::SetAlphaTarget];
     const MOVE: &[ActionOp] = &[ActionOp::SetAlphaTarget, ActionOp::Prune];
     [
-        head(HeadKind::Op, "op", Fixed(ActionOp::ALL.len()), &ActionOp::ALL, 1.0),
+        head(HeadKind::Op, "op", Fixed(ActionOp::OF_HEAD.len()), &ActionOp::OF_HEAD, 1.0),
         head(HeadKind::Slot, "slot", Slots, ANY_SLOT, 1.0),
         head(HeadKind::Blueprint, "blueprint", Blueprints, GERMINATE, 1.3),
         head(HeadKind::Style, "style", Fixed(Style::ALL.len()), TARGET, 1.2),

@@ -45,6 +45,13 @@ pub struct HeuristicConfig {
     pub tempo: Tempo,
     /// Alpha target of every germination: 1.
     pub alpha_target: AlphaTarget,
+    /// Share of a layer's initial features by which it becomes wider; 0, the default, for no wider
+    /// layers.
+    pub widen_by: f64,
+    /// Steps between two wider layers of an env: 3.
+    pub widen_pause_steps: u32,
+    /// Largest number of features of a layer, as a multiple of its initial number: 2.
+    pub widen_up_to: f64,
 }
 
 impl Default for HeuristicConfig {
@@ -62,6 +69,9 @@ impl Default for HeuristicConfig {
             style: Style::LinearAdd,
             tempo: Tempo::Fast,
             alpha_target: AlphaTarget::Full,
+            widen_by: 0.0,
+            widen_pause_steps: 3,
+            widen_up_to: 2.0,
         }
     }
 }
@@ -78,10 +88,14 @@ struct HeuristicMemory {
     steps_since_prune: Option<u32>,
     /// Blueprint in each slot at the last step.
     seen: Vec<Option<usize>>,
+    /// Steps since a layer became wider; 1 in the first step after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    steps_since_widen: Option<u32>,
 }
 
 /// Grows the largest modules within its budget, one after another, until the host overfits. Keeps a
-/// module if the control loss is significantly higher without it.
+/// module if the control loss is significantly higher without it. With `widen_by` it makes the layer
+/// wider that has grown least, whenever no module is due.
 ///
 /// A module that has disappeared counts as pruned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -144,6 +158,7 @@ impl Controller for Heuristic {
     fn begin_episode(&mut self, env: usize) {
         if let Some(Some(memory)) = self.memories.get_mut(env) {
             memory.steps_since_prune = None;
+            memory.steps_since_widen = None;
             memory.seen.clear();
         }
     }
@@ -160,10 +175,16 @@ impl Heuristic {
         let memory = self.memory(view.env, view.host);
         memory.notice(view.host, &config);
         let tended = view.host.live().map(|index| tend(index, view, &config));
-        let mut wanted = tended.chain(std::iter::once_with(|| memory.germinate(view, &config)));
-        wanted
+        let grown = [HeuristicMemory::germinate, HeuristicMemory::widen];
+        let grown = grown.iter().map(|grow| grow(memory, view, &config));
+        let action = tended
+            .chain(grown)
             .find(|action| *action != Action::Wait && legal(action, view.host).is_ok())
-            .unwrap_or(Action::Wait)
+            .unwrap_or(Action::Wait);
+        if matches!(action, Action::Widen { .. }) {
+            self.memory(view.env, view.host).steps_since_widen = Some(0);
+        }
+        action
     }
 }
 
@@ -171,7 +192,9 @@ impl HeuristicMemory {
     /// Updates the memory for a new step: penalties decay, and absent modules count as pruned.
     fn notice(&mut self, host: &Host, config: &HeuristicConfig) {
         self.penalties.iter_mut().for_each(|penalty| *penalty *= config.penalty_decay);
-        self.steps_since_prune = self.steps_since_prune.map(|steps| steps.saturating_add(1));
+        for steps in [&mut self.steps_since_prune, &mut self.steps_since_widen] {
+            *steps = steps.map(|steps| steps.saturating_add(1));
+        }
         for (seen, slot) in self.seen.iter_mut().zip(host.slots()) {
             let now = slot.module.as_ref().map(|module| module.blueprint_index);
             if let (Some(blueprint), None) = (*seen, now) {
@@ -198,6 +221,30 @@ impl HeuristicMemory {
             }
             None => Action::Wait,
         }
+    }
+
+    /// Widens the layer with the smallest multiple of its initial features, the first of several.
+    fn widen(&self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
+        let HeuristicConfig { widen_by, widen_pause_steps, widen_up_to, .. } = *config;
+        let paused = self.steps_since_widen.is_some_and(|steps| steps < widen_pause_steps);
+        if widen_by == 0.0 || paused || overfits(view, config) {
+            return Action::Wait;
+        }
+        let host = view.host;
+        let first = host.first_spec().widenable();
+        let layers = host.widenable().into_iter().zip(first).enumerate();
+        let fits = |layer: usize, by: usize| {
+            let mut wider = host.clone();
+            wider.widen(layer, by).is_ok()
+                && config.max_parameters.is_none_or(|most| parameters(&wider) <= most)
+        };
+        let wider = layers.filter_map(|(layer, (now, first))| {
+            let by = ((first.features as f64 * widen_by).round() as usize).max(1);
+            let factor = (now.features + by) as f64 / first.features as f64;
+            (factor <= widen_up_to && fits(layer, by)).then_some((factor, layer, by))
+        });
+        let next = wider.min_by(|(one, ..), (other, ..)| one.total_cmp(other));
+        next.map_or(Action::Wait, |(_, layer, by)| Action::Widen { layer, by })
     }
 
     /// Slot and blueprint of the next germination. Only blueprints within the host's budget count;

@@ -51,8 +51,8 @@ impl HeadLayout {
 /// slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legality {
-    slots: [Vec<bool>; ActionOp::ALL.len()], // [op][slot]
-    blueprints: Vec<Vec<bool>>,              // [slot][blueprint]
+    slots: [Vec<bool>; ActionOp::OF_HEAD.len()], // [op][slot]
+    blueprints: Vec<Vec<bool>>,                  // [slot][blueprint]
 }
 
 impl Legality {
@@ -60,19 +60,19 @@ impl Legality {
     pub fn from_host(host: &Host) -> Self {
         let blueprints = |slot| legal_blueprints(slot, host).collect();
         Self {
-            slots: ActionOp::ALL.map(|op| legal_slots(op, host)),
+            slots: ActionOp::OF_HEAD.map(|op| legal_slots(op, host)),
             blueprints: (0..host.slots().len()).map(blueprints).collect(),
         }
     }
 
-    /// Whether an op is legal. WAIT always is; any other op needs a legal slot.
+    /// Whether an op of the op head is legal. WAIT always is; any other op needs a legal slot.
     pub fn op(&self, op: ActionOp) -> bool {
-        op == ActionOp::Wait || self.slots[op.index()].contains(&true)
+        op == ActionOp::Wait || self.slots(op).contains(&true)
     }
 
-    /// Slots in which an op is legal; all false for WAIT.
+    /// Slots in which an op is legal; all false for WAIT, none for WIDEN.
     pub fn slots(&self, op: ActionOp) -> &[bool] {
-        &self.slots[op.index()]
+        self.slots.get(op.index()).map_or(&[], Vec::as_slice)
     }
 
     /// Writes the legality of each slot as bit masks for the sampling kernel. The first word of a
@@ -87,7 +87,7 @@ impl Legality {
         for (slot, (words, blueprints)) in slots {
             words.fill(0);
             let is = |op: &&ActionOp| self.slots(**op).get(slot).is_some_and(|legal| *legal);
-            ActionOp::ALL.iter().filter(is).for_each(|op| words[0] |= 1 << op.index());
+            ActionOp::OF_HEAD.iter().filter(is).for_each(|op| words[0] |= 1 << op.index());
             let legal = blueprints.iter().enumerate().filter(|(_, legal)| **legal);
             legal.for_each(|(b, _)| words[1 + b / 32] |= 1 << (b % 32));
         }
@@ -96,7 +96,9 @@ impl Legality {
     /// Writes the mask of the op head into a row: 1 for a legal op, 0 otherwise.
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];
-        ops.iter_mut().zip(ActionOp::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
+        ops.iter_mut()
+            .zip(ActionOp::OF_HEAD)
+            .for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
     /// Writes the masks of all heads under the given choices of op and slot.
@@ -104,7 +106,7 @@ impl Legality {
         self.write_ops(layout, mask);
         let [op, slot, ..] = *choices;
         for head in 1..HEAD_COUNT {
-            self.write_head(head, (ActionOp::ALL[op], slot), &mut mask[layout.range(head)]);
+            self.write_head(head, (ActionOp::OF_HEAD[op], slot), &mut mask[layout.range(head)]);
         }
     }
 

@@ -43,7 +43,7 @@ pub struct BaseObservation {
     /// 1 if the last action succeeded, else 0; 0 in the first step.
     pub last_succeeded: f32,
     /// One-hot of the last op; zeros in the first step.
-    pub last_op: [f32; ActionOp::ALL.len()],
+    pub last_op: [f32; ActionOp::OF_HEAD.len()],
 }
 
 /// An observation of one slot. A dormant slot is all zeros. A slot that waits for reuse (Pruned,
@@ -109,9 +109,10 @@ impl BaseObservation {
         };
         let recent_losses = last(view.losses, log_scale);
         let recent_scores = last(view.scores_pp, |pp| if_finite(pp / 100.0));
-        let mut last_op = [0.0; ActionOp::ALL.len()];
-        if let Some((op, _)) = view.last {
-            last_op[op.index()] = 1.0;
+        let mut last_op = [0.0; ActionOp::OF_HEAD.len()];
+        // No position for WIDEN, which policies do not choose.
+        if let Some(last) = view.last.and_then(|(op, _)| last_op.get_mut(op.index())) {
+            *last = 1.0;
         }
         Self {
             step: over(view.step, view.episode_steps),

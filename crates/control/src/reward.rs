@@ -2,7 +2,7 @@
 //!
 //! acc is the control score in percentage points, and c the leave-one-out contribution of a
 //! module. E is the number of parameters of modules in the network, each module weighted by its
-//! alpha.
+//! alpha, and of the further features of layers.
 
 use meristem_grow::{Host, ParameterCounts, Stage};
 use serde::{Deserialize, Serialize};
@@ -310,11 +310,13 @@ fn fossilize(config: &RewardConfig, context: &ActionContext, outcome: &ActionOut
     config.fossilize * 2.0 * gain * contribution / (gain + contribution)
 }
 
-/// `ln(1 + E/max(host, 200))`.
+/// `ln(1 + E/max(host, 200))`, with the parameters of the host before any of its layers was widened.
 fn growth_log(host: &Host, parameters: &ParameterCounts) -> f64 {
     let weighted = host.slots().iter().zip(&parameters.modules);
-    let active: f64 = weighted.map(|(slot, n)| f64::from(slot.alpha()) * *n as f64).sum();
-    (active / (parameters.host as f64).max(MIN_HOST_PARAMETERS)).ln_1p()
+    let modules: f64 = weighted.map(|(slot, n)| f64::from(slot.alpha()) * *n as f64).sum();
+    let (now, first) = (host.bare_parameters(), host.first_parameters());
+    let active = modules + now.saturating_sub(first) as f64;
+    (active / (first as f64).max(MIN_HOST_PARAMETERS)).ln_1p()
 }
 
 /// Φ: the stage potential of a host.

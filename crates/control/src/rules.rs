@@ -2,6 +2,7 @@
 
 use meristem_grow::{
     GateInputs, GateOutcome, GateReport, Germination, Host, LifecycleError, Retarget, StageChange,
+    WidthChange,
 };
 
 use crate::action::{Action, ActionOp};
@@ -15,6 +16,8 @@ pub struct ActionOutcome {
     pub change: Option<StageChange>,
     /// The gate's report, for ADVANCE and FOSSILIZE.
     pub gate: Option<GateReport>,
+    /// The layer that became wider, for WIDEN.
+    pub width: Option<WidthChange>,
 }
 
 /// Checks that an action is legal now. An ADVANCE or FOSSILIZE is legal in a stage that has a gate,
@@ -30,14 +33,15 @@ pub fn legal(action: &Action, host: &Host) -> Result<(), LifecycleError> {
         Action::Prune { slot, .. } => host.check_prune(slot),
         Action::Fossilize { slot } => host.check_fossilize(slot),
         Action::Advance { slot } => host.check_advance(slot),
+        Action::Widen { layer, by } => host.check_widen(layer, by),
     }
 }
 
 /// The slot mask of an op: true where the op is legal, for GERMINATE with at least one blueprint.
-/// All false for WAIT, which has no slot.
+/// All false for WAIT and WIDEN, which have no slot.
 pub fn legal_slots(op: ActionOp, host: &Host) -> Vec<bool> {
     let legal = |slot: usize| match op {
-        ActionOp::Wait => false,
+        ActionOp::Wait | ActionOp::Widen => false,
         ActionOp::Germinate => legal_blueprints(slot, host).any(|legal| legal),
         ActionOp::SetAlphaTarget => host.check_set_alpha_target(slot).is_ok(),
         ActionOp::Prune => host.check_prune(slot).is_ok(),
@@ -52,9 +56,9 @@ pub fn legal_blueprints(slot: usize, host: &Host) -> impl Iterator<Item = bool> 
     (0..host.blueprints().len()).map(move |blueprint| host.check_germinate(slot, blueprint).is_ok())
 }
 
-/// The op mask: true for WAIT, and for every op that is legal in some slot.
+/// The mask of the op head: true for WAIT, and for every op that is legal in some slot.
 pub fn legal_ops(host: &Host) -> [bool; 6] {
-    ActionOp::ALL.map(|op| op == ActionOp::Wait || legal_slots(op, host).contains(&true))
+    ActionOp::OF_HEAD.map(|op| op == ActionOp::Wait || legal_slots(op, host).contains(&true))
 }
 
 /// Executes an action. `measured` has the measurements of each slot; slots beyond its end count as
@@ -70,10 +74,10 @@ pub fn apply(
     score_pp: Option<f32>,
 ) -> Result<ActionOutcome, LifecycleError> {
     let inputs = action.slot().and_then(|slot| measured.get(slot)).copied().unwrap_or_default();
-    let done = |change| ActionOutcome { succeeded: true, change, gate: None };
+    let done = |change| ActionOutcome { succeeded: true, change, gate: None, width: None };
     let evaluated = |outcome: GateOutcome| {
         let GateOutcome { report, change } = outcome;
-        ActionOutcome { succeeded: report.passed, change, gate: Some(report) }
+        ActionOutcome { succeeded: report.passed, change, gate: Some(report), width: None }
     };
     Ok(match *action {
         Action::Wait => done(None),
@@ -87,5 +91,9 @@ pub fn apply(
         Action::Prune { slot, speed, curve } => done(host.prune(slot, speed, curve)?),
         Action::Fossilize { slot } => evaluated(host.fossilize(slot, &inputs)?),
         Action::Advance { slot } => evaluated(host.advance(slot, &inputs)?),
+        Action::Widen { layer, by } => {
+            let width = Some(host.widen(layer, by)?);
+            ActionOutcome { width, ..done(None) }
+        }
     })
 }

@@ -98,7 +98,7 @@ pub fn sample_action(
         let range = layout.range(index);
         if head.kind != HeadKind::Op {
             let [op, slot, ..] = draw.choices;
-            legality.write_head(index, (ActionOp::ALL[op], slot), &mut mask[range.clone()]);
+            legality.write_head(index, (ActionOp::OF_HEAD[op], slot), &mut mask[range.clone()]);
         }
         let row = &mut logits[range.clone()];
         probabilities(row, &mask[range.clone()], floors[index]);

@@ -7,6 +7,7 @@
 //! {"step": 1, "op": "ADVANCE", "slot": "r0c1"}
 //! {"step": 9, "env": 2, "op": "PRUNE", "slot": "r0c1", "alpha_speed": "instant"}
 //! {"step": 9, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm", "then": "FOSSILIZE"}
+//! {"step": 20, "op": "WIDEN", "layer": "blocks.1.conv", "by": 4}
 //! ```
 //!
 //! | key | meaning | for |
@@ -14,7 +15,9 @@
 //! | `step` | step of every episode, from 0 | all |
 //! | `env` | index of the env; without it, every env that has no line for this step | all |
 //! | `op` | the operation | all |
-//! | `slot` | name of the slot | all except WAIT |
+//! | `slot` | name of the slot | all except WAIT and WIDEN |
+//! | `layer` | name of a layer that can become wider | WIDEN |
+//! | `by` | number of further features | WIDEN |
 //! | `blueprint` | name of the blueprint | GERMINATE |
 //! | `then` | the next action: FOSSILIZE | GERMINATE |
 //! | `tempo` | duration of the first blending | GERMINATE |
@@ -70,6 +73,8 @@ struct ScriptLine {
     alpha_target: Option<AlphaTarget>,
     alpha_speed: Option<Speed>,
     alpha_curve: Option<Curve>,
+    layer: Option<String>,
+    by: Option<usize>,
 }
 
 /// Parses an action in the form of a script line without `step`, `env` and `then`: `{"op":
@@ -259,6 +264,7 @@ impl ScriptLine {
             ActionOp::Prune => Action::Prune { slot: self.slot(host)?, speed, curve },
             ActionOp::Fossilize => Action::Fossilize { slot: self.slot(host)? },
             ActionOp::Advance => Action::Advance { slot: self.slot(host)? },
+            ActionOp::Widen => Action::Widen { layer: self.layer(host)?, by: self.by()? },
         })
     }
 
@@ -278,7 +284,7 @@ impl ScriptLine {
     /// Checks that the line has only keys that the op uses.
     fn check_keys(&self) -> Result<(), String> {
         let given = [
-            true,
+            false, // every line has an op
             self.slot.is_some(),
             self.blueprint.is_some(),
             self.style.is_some(),
@@ -289,10 +295,31 @@ impl ScriptLine {
         ];
         let superfluous =
             HEADS.iter().zip(given).find(|(h, given)| *given && !h.is_used_by(self.op));
-        match superfluous {
-            Some((head, _)) => Err(format!("{} has no `{}`", self.op, head.name)),
+        let of_width = [("layer", self.layer.is_some()), ("by", self.by.is_some())];
+        let of_width = of_width.into_iter().find(|(_, given)| *given && self.op != ActionOp::Widen);
+        match superfluous.map(|(head, _)| head.name).or(of_width.map(|(key, _)| key)) {
+            Some(key) => Err(format!("{} has no `{key}`", self.op)),
             None => Ok(()),
         }
+    }
+
+    fn layer(&self, host: &Host) -> Result<usize, String> {
+        let layers = host.widenable();
+        let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+        let known = names.join(", ");
+        let Some(wanted) = &self.layer else {
+            return Err(format!("{} needs a `layer`: one of {known}", self.op));
+        };
+        names.iter().position(|name| name == wanted).ok_or_else(|| {
+            let near = nearest(wanted, names.iter().copied());
+            let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            format!("layer `{wanted}` cannot become wider, expected one of {known}{hint}")
+        })
+    }
+
+    fn by(&self) -> Result<usize, String> {
+        let by = self.by.filter(|by| *by > 0);
+        by.ok_or_else(|| format!("{} needs `by`, a number of features from 1 on", self.op))
     }
 
     fn slot(&self, host: &Host) -> Result<usize, String> {

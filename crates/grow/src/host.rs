@@ -1,10 +1,13 @@
 //! The host, its slots, and the actions that change them.
 
+mod widen;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use meristem_nn::graph::{Dims, Graph};
 
+pub use self::widen::WidthChange;
 use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
 use crate::error::Result;
@@ -51,6 +54,10 @@ pub struct GateOutcome {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     spec: HostSpec,
+    /// The description before any layer was widened.
+    first: HostSpec,
+    /// Trained parameters of `first`.
+    first_parameters: usize,
     image: TaskShape,
     blueprints: Arc<BlueprintSet>,
     rules: Rules,
@@ -90,12 +97,33 @@ impl Host {
             blueprints.iter().map(|blueprint| blueprint.fits(slot.dims)).collect()
         };
         let fits = slots.iter().map(fits).collect();
-        Ok(Self { spec, image, blueprints, rules, slots, bare_parameters, fits })
+        let (first, first_parameters) = (spec.clone(), bare_parameters);
+        Ok(Self {
+            spec,
+            first,
+            first_parameters,
+            image,
+            blueprints,
+            rules,
+            slots,
+            bare_parameters,
+            fits,
+        })
     }
 
-    /// The host's description.
+    /// The host's description, with the present widths of its layers.
     pub fn spec(&self) -> &HostSpec {
         &self.spec
+    }
+
+    /// The host's description before any layer was widened.
+    pub fn first_spec(&self) -> &HostSpec {
+        &self.first
+    }
+
+    /// Trained parameters, without modules, before any layer was widened.
+    pub fn first_parameters(&self) -> usize {
+        self.first_parameters
     }
 
     /// The shape of images and classes.

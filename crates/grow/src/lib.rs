@@ -68,7 +68,7 @@ pub use counterfactual::{
 };
 pub use error::{Error, Result, TopologyError};
 pub use graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, host_graph};
-pub use host::{GateOutcome, Host, Retarget};
+pub use host::{GateOutcome, Host, Retarget, WidthChange};
 pub use json::parse_json;
 pub use lifecycle::{
     AlphaController, AlphaError, AlphaMode, AlphaTarget, Comparison, Condition, Curve, Gate,
@@ -79,6 +79,7 @@ pub use optimisers::Optimisers;
 pub use spec::{
     BranchJoin, Cnn, DESCRIPTION_BYTES_MAX, Features, HostError, HostLayer, HostSpec, HostSummary,
     LayerSummary, PRESETS, Padding, PerAxis, READY_MADE, SizedLayer, Slope, SlotName, TaskShape,
+    WidenableLayer,
 };
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

@@ -25,6 +25,9 @@ pub struct Topology {
     pub version: u32,
     /// The host; written as `cnn:…`, read in any text form.
     pub host: HostSpec,
+    /// The host before any layer was widened; `None` if none was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub widened_from: Option<HostSpec>,
     /// The shape of images and classes.
     pub image: TaskShape,
     /// The blueprints of all modules, each once.
@@ -173,7 +176,9 @@ impl Topology {
         }
         let slots = host.slots().iter().map(TopologySlot::from_slot).collect();
         let (version, spec, image) = (TOPOLOGY_VERSION, host.spec().clone(), *host.image());
-        Self { version, host: spec, image, blueprints, slots }
+        let first = host.first_spec();
+        let widened_from = Some(first).filter(|first| **first != spec).cloned();
+        Self { version, host: spec, widened_from, image, blueprints, slots }
     }
 
     /// Serialises to one line of JSON.
@@ -229,8 +234,10 @@ impl Topology {
             }
         }
         let names: Vec<SlotName> = self.slots.iter().map(|slot| slot.slot.clone()).collect();
-        let mut host =
-            Host::new(self.host.clone(), self.image, &names, Arc::new(blueprints.clone()), rules)?;
+        let (first, set) = (self.widened_from.as_ref(), Arc::new(blueprints.clone()));
+        let first = first.unwrap_or(&self.host).clone();
+        let host = Host::new(first, self.image, &names, set, rules)?;
+        let mut host = host.with_widths(self.host.clone())?;
         for slot in &self.slots {
             let name = &slot.slot;
             let module = slot

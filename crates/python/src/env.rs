@@ -54,7 +54,7 @@ fn slot_to_python<'py>(
     about.set_item("gate_passes", view.gate_passes(index))?;
     let legality = Legality::from_host(view.host);
     let is_legal = |op: &&ActionOp| legality.slots(**op).get(index).is_some_and(|legal| *legal);
-    let ops: Vec<&str> = ActionOp::ALL.iter().filter(is_legal).map(|op| op.name()).collect();
+    let ops: Vec<&str> = ActionOp::OF_HEAD.iter().filter(is_legal).map(|op| op.name()).collect();
     about.set_item("ops", ops)?;
     let blueprints = view.host.blueprints().iter().zip(legal_blueprints(index, view.host));
     let blueprints = blueprints.filter(|(_, legal)| *legal);
@@ -77,15 +77,15 @@ fn observation(view: &EnvView<'_>) -> Array {
 
 fn op_mask(view: &EnvView<'_>) -> Array {
     let legality = Legality::from_host(view.host);
-    Array::of(ActionOp::ALL.map(|op| i8::from(legality.op(op))).to_vec())
+    Array::of(ActionOp::OF_HEAD.map(|op| i8::from(legality.op(op))).to_vec())
 }
 
 /// int8 (ops, slots).
 fn slot_mask(view: &EnvView<'_>) -> Array {
     let legality = Legality::from_host(view.host);
-    let rows = ActionOp::ALL.iter().flat_map(|op| legality.slots(*op).to_vec());
+    let rows = ActionOp::OF_HEAD.iter().flat_map(|op| legality.slots(*op).to_vec());
     let mask: Vec<i8> = rows.map(i8::from).collect();
-    Array::shaped(mask, &[ActionOp::ALL.len(), view.host.slots().len()])
+    Array::shaped(mask, &[ActionOp::OF_HEAD.len(), view.host.slots().len()])
 }
 
 /// int8 (slots, blueprints).

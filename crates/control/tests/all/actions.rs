@@ -41,7 +41,7 @@ fn the_table_of_heads_matches_the_specification() {
         assert_eq!(head.kind as usize, i, "sampling order");
     }
     assert_eq!(HEADS[HeadKind::Slot as usize].size, HeadSize::Slots);
-    let ops = ActionOp::ALL.map(ActionOp::name);
+    let ops = ActionOp::OF_HEAD.map(ActionOp::name);
     assert_eq!(ops, ["WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE"]);
     let used = |op| {
         let heads = HEADS.iter().filter(|head| head.is_used_by(op));
@@ -82,7 +82,7 @@ fn all_choices() -> Vec<[usize; 8]> {
 fn choices_and_actions_convert_both_ways() {
     let mut actions = HashSet::new();
     for choices in all_choices() {
-        let Some(op) = ActionOp::ALL.get(choices[0]) else {
+        let Some(op) = ActionOp::OF_HEAD.get(choices[0]) else {
             assert_eq!(Action::from_choices(&choices), None);
             continue;
         };
@@ -228,7 +228,7 @@ fn events_have_the_specified_names_of_actions() {
     let text = r#"{"op":"PRUNE","slot":2,"speed":"instant","curve":"sigmoid_sharp"}"#;
     assert_eq!(serde_json::to_string(&prune).unwrap(), text);
     assert_eq!(serde_json::from_str::<Action>(text).unwrap(), prune);
-    for op in ActionOp::ALL {
+    for op in ActionOp::OF_HEAD {
         assert_eq!(serde_json::to_string(&op).unwrap(), format!("\"{op}\""));
     }
 }

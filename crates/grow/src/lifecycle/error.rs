@@ -144,6 +144,14 @@ pub enum LifecycleError {
         /// The slot.
         slot: SlotName,
     },
+    /// A layer that cannot become wider.
+    #[error("layer {layer}: {problem}")]
+    Widen {
+        /// The layer.
+        layer: String,
+        /// Reason.
+        problem: String,
+    },
     /// Alpha cannot move.
     #[error("slot {slot}: {source}")]
     Alpha {

@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use meristem_nn::graph::WidthInit;
 use serde::{Deserialize, Serialize};
 
 use super::error::RuleError;
@@ -24,6 +25,8 @@ pub struct Rules {
     pub embargo_steps: u32,
     /// Steps of Resetting: 1 (at least 1).
     pub resetting_steps: u32,
+    /// Initial parameters of further features of a layer: zero.
+    pub width_init: WidthInit,
     /// The gates.
     pub gates: Gates,
 }
@@ -37,6 +40,7 @@ impl Default for Rules {
             min_prune_age_steps: 5,
             embargo_steps: 5,
             resetting_steps: 1,
+            width_init: WidthInit::Zero,
             gates: Gates::default(),
         }
     }

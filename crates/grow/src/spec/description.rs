@@ -133,6 +133,11 @@ impl HostList {
         Ok(Self { version: LIST_VERSION, name: entries.name, layers, slots })
     }
 
+    /// This list under another name, in the version that descriptions are read as.
+    pub(super) fn named(self, name: String) -> Self {
+        Self { version: LIST_VERSION, name: Some(name), ..self }
+    }
+
     /// Whether two lists describe the same network; their names may differ.
     pub(super) fn same(&self, other: &Self) -> bool {
         self.layers == other.layers && self.slots == other.slots

@@ -127,6 +127,14 @@ pub enum HostError {
         /// Classes of the dataset.
         classes: usize,
     },
+    /// Widths that do not result from a host by widening its layers.
+    #[error("host `{host}` is not `{first}` with more features of some layers")]
+    Widths {
+        /// The host.
+        host: String,
+        /// The host before any layer was widened.
+        first: String,
+    },
     /// A name that is not a slot of this host.
     #[error("unknown slot `{given}`{}\n  slots of this host: {known}", hint(nearest))]
     UnknownSlot {

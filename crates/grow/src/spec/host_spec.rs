@@ -88,7 +88,7 @@ impl HostSpec {
         HostList::parse(text, Form::Json, Some(name)).map(Self::from_list)
     }
 
-    fn from_list(list: HostList) -> Self {
+    pub(super) fn from_list(list: HostList) -> Self {
         // A list of layers consists of text and numbers, which JSON can represent.
         let text = serde_json::to_string(&list).unwrap_or_default();
         Self(Arc::new(ParsedHost { text, list }))

@@ -13,6 +13,7 @@ mod ready_made;
 mod slot_name;
 mod task_shape;
 mod walk;
+mod width;
 mod width_lists;
 
 pub use cnn::{Cnn, PRESETS};
@@ -28,3 +29,4 @@ pub use ready_made::READY_MADE;
 pub use slot_name::SlotName;
 pub use task_shape::TaskShape;
 pub(crate) use walk::HostVisitor;
+pub use width::WidenableLayer;

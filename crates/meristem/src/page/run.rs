@@ -143,7 +143,7 @@ fn policy(run: &Run) -> Html {
     for (title, series) in charts {
         body.push(chart(&Chart { title: title.into(), labels: ["round", ""], series }));
     }
-    let ops = ActionOp::ALL
+    let ops = ActionOp::OF_HEAD
         .iter()
         .zip(last.ops)
         .map(|(op, count)| vec![op.to_string(), thousands(count)]);

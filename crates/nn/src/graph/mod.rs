@@ -10,12 +10,15 @@ mod cost;
 mod optimiser;
 mod pool;
 mod recurrent;
+mod widening;
 
 pub(crate) use builder::BATCH_NORM_MOMENTUM;
 pub use builder::GraphBuilder;
 pub(crate) use optimiser::HYPERPARAMETERS;
 pub use optimiser::{Optimiser, OptimiserKind};
 pub use recurrent::{LstmNodes, LstmParams};
+pub(crate) use widening::Widening;
+pub use widening::WidthInit;
 
 pub use crate::dims::Dims;
 pub use crate::kernels::blend::BlendMode;

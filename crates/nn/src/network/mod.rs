@@ -19,6 +19,7 @@ mod sequence;
 mod snapshot;
 mod state;
 mod statistics;
+mod widen;
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! Weights and optimiser state in and out of a network, under PyTorch's names (U5).
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 
 use meristem_device::{Fill, Tensor, read_back};
 
@@ -214,6 +215,16 @@ impl NamedTensors {
         Ok(StateDict(tensors.collect()))
     }
 
+    /// Sets the tensors with these names to elements in PyTorch's order.
+    pub(super) fn write(&self, values: &HashMap<String, Vec<f32>>) -> Result<()> {
+        for NamedTensor { name, packing, memory, .. } in &self.0 {
+            if let (Some(values), Some(packing)) = (values.get(name), packing) {
+                memory.copy_from_slice(&packed(*packing, values))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sets all tensors, or none; without `strict` only the tensors that `state` has.
     pub(super) fn load(&self, state: &StateDict, strict: bool) -> Result<()> {
         let form = |entry: &NamedTensor| (entry.shape.clone(), entry.packing.is_none());
@@ -222,9 +233,7 @@ impl NamedTensors {
         for NamedTensor { name, packing, memory, .. } in &self.0 {
             match (state.get(name).map(|tensor| &tensor.data), packing) {
                 (Some(HostData::F32(values)), Some(packing)) => {
-                    let mut packed = vec![0.0; packing.len()];
-                    packing.pack(values, &mut packed);
-                    memory.copy_from_slice(&packed)?;
+                    memory.copy_from_slice(&packed(*packing, values))?;
                 }
                 (Some(HostData::I64(values)), None) => memory.copy_from_slice(values)?,
                 _ => {}
@@ -260,6 +269,13 @@ fn with_steps_of_parameters<'a>(graph: &Graph, state: &'a StateDict) -> Cow<'a, 
         }
     }
     state
+}
+
+/// Elements in PyTorch's order, packed.
+fn packed(packing: Packing, values: &[f32]) -> Vec<f32> {
+    let mut packed = vec![0.0; packing.len()];
+    packing.pack(values, &mut packed);
+    packed
 }
 
 /// A packed tensor in PyTorch's shape.

@@ -14,6 +14,7 @@ use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
 use meristem_grow::{Gates, Rules, Tempo};
 use meristem_nn::Precision;
+use meristem_nn::graph::WidthInit;
 use serde::ser::SerializeStruct;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -401,6 +402,9 @@ settings! {
         /// in evaluation. An action that would exceed it is illegal, for every controller.
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
             since(5, None), absent("no limit"), of_member();
+        /// Initial parameters of further features of a layer. zero: as in a new layer, with outgoing
+        /// weights of 0. net2wider: copies of other features, with shares of their outgoing weights.
+        width_init in rules.width_init: WidthInit, since(13, "zero"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32,
             unit("N"), whole(1, 1_000_000), of_member();
@@ -422,6 +426,16 @@ settings! {
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
         tempo in heuristic.tempo: Tempo;
+        /// Share of a layer's initial features by which the heuristic makes it wider, one layer at a
+        /// time, while it grows no modules; 0 for no wider layers.
+        widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0), since(13, "0");
+        /// Number of steps between two wider layers of an env.
+        widen_pause in heuristic.widen_pause_steps: u32, unit("N"), whole(1, 1_000_000),
+            since(13, "3");
+        /// Largest number of features of a layer that the heuristic widens, as a multiple of its
+        /// initial number.
+        widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
+            since(13, "2");
     }
     "Policy" {
         /// Initial policy of controller ppo. shipped: the policy that comes with the program. none:

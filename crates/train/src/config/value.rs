@@ -7,6 +7,7 @@ use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
 use meristem_grow::Tempo;
 use meristem_nn::Precision;
+use meristem_nn::graph::WidthInit;
 
 use super::text::{BadValue, choose};
 
@@ -184,6 +185,7 @@ named! {
     MissingValues: MissingValues::NAMES.map(|(_, missing)| missing);
     Precision: Precision::ALL;
     Tempo: Tempo::ALL;
+    WidthInit: WidthInit::ALL;
 }
 
 /// A setting that may be absent; a value has the text form of `T`.

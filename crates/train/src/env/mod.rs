@@ -220,8 +220,8 @@ impl Env {
     }
 
     /// The parts from which a snapshot is taken: the network, the old snapshot, whose memory is
-    /// reused, and the graph of the host with its fossilized modules. If a module was just
-    /// fossilized, the network must be up to date.
+    /// reused, and the graph of the host with its fossilized modules. After a lasting change, the
+    /// network must be up to date.
     ///
     /// # Errors
     /// A topology that cannot be compiled.
@@ -229,7 +229,7 @@ impl Env {
         &mut self,
         setup: &Setup,
     ) -> Result<(&mut Network, &mut Snapshot, Arc<Graph>)> {
-        let graph = if self.has_fossilized() {
+        let graph = if self.has_lasting_change() {
             setup.lasting_graph(self.index, &self.grown.host)?
         } else {
             Arc::clone(self.snapshot.graph())
@@ -268,12 +268,12 @@ impl Env {
     /// Whether a snapshot is due after `step`.
     pub(crate) fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
         let calm = self.governor.vitals.is_calm();
-        self.has_fossilized() || (calm && rules.snapshot_due(step as u32, false))
+        self.has_lasting_change() || (calm && rules.snapshot_due(step as u32, false))
     }
 
-    /// Whether the last op fossilized a module.
-    pub(crate) fn has_fossilized(&self) -> bool {
-        self.seen.last == Some((ActionOp::Fossilize, true))
+    /// Whether the last op made a module permanent or a layer wider, which a rollback keeps.
+    fn has_lasting_change(&self) -> bool {
+        matches!(self.seen.last, Some((ActionOp::Fossilize | ActionOp::Widen, true)))
     }
 
     /// Whether the last op changed the network.

@@ -89,14 +89,20 @@ impl TrainedHost {
         })
     }
 
-    /// Compiles the network for the host's current topology, if that changed.
+    /// Compiles the network for the host's current topology, if that changed. Waits for the device
+    /// if a layer has become wider; no slot may have changed with it.
     ///
     /// # Errors
     /// Out of memory, a failed stream.
     pub(crate) fn sync(&mut self, setup: &Setup) -> Result<()> {
         let key = self.host.topology_key();
         if key != self.key {
-            self.network.set_graph(setup.graph(self.index, &self.host, self.rate)?)?;
+            let graph = setup.graph(self.index, &self.host, self.rate)?;
+            if key.host == self.key.host {
+                self.network.set_graph(graph)?;
+            } else {
+                self.network.widen(graph, self.host.rules().width_init)?;
+            }
             self.key = key;
             self.parameters = self.host.parameters()?;
             // Memory blocks of the smaller network do not fit the larger one, and would accumulate.

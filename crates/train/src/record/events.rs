@@ -107,6 +107,23 @@ pub enum Event {
         /// Trained parameters of the module.
         parameters: usize,
     },
+    /// A layer of the host got further features.
+    LayerWidened {
+        /// Number of the env.
+        env: usize,
+        /// Number of the round.
+        round: usize,
+        /// Step after which it became wider.
+        step: usize,
+        /// Name of the layer, such as `blocks.1.conv`.
+        layer: String,
+        /// Features before.
+        from: usize,
+        /// Features now.
+        to: usize,
+        /// Trained parameters of the host without its modules now.
+        host_parameters: usize,
+    },
     /// A slot changed its stage.
     StageChanged {
         /// Number of the env.

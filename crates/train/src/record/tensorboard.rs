@@ -241,7 +241,7 @@ struct BoardPosition {
     /// Kind of the scores.
     score: ScoreKind,
     /// Actions of the current step by op.
-    actions: [u64; ActionOp::ALL.len()],
+    actions: [u64; ActionOp::OF_HEAD.len()],
     /// Envs whose actions were counted.
     counted: usize,
 }
@@ -290,7 +290,7 @@ impl BoardPosition {
     /// The histogram of a step's actions, once its last env is counted.
     fn actions(&mut self, step: &StepCompleted) -> Option<(String, SeriesValue)> {
         let name = step.action.split_whitespace().next().unwrap_or_default();
-        if let Some(op) = ActionOp::ALL.iter().find(|op| op.name() == name) {
+        if let Some(op) = ActionOp::OF_HEAD.iter().find(|op| op.name() == name) {
             self.actions[op.index()] += 1;
         }
         self.counted += 1;
@@ -372,7 +372,7 @@ fn settings_table(settings: &Settings) -> String {
 }
 
 fn described(run: &RunStarted) -> String {
-    let ops = ActionOp::ALL.iter().map(|op| format!("{} {}", op.index(), op.name()));
+    let ops = ActionOp::OF_HEAD.iter().map(|op| format!("{} {}", op.index(), op.name()));
     format!(
         "{} envs of `{}` on {}, controller {}, {}, meristem {}\n\nActions in histograms: {}",
         run.envs,

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use meristem_comm::Communicator;
 use meristem_control::{
-    Controller, Heuristic, Learning, NoController, Ppo, PpoGroup, PpoOptions, RandomController,
-    Script,
+    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoOptions,
+    RandomController, Script,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
@@ -150,7 +150,10 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
     Ok(match (learning, config.ppo_demonstrations) {
         (Learning::Off | Learning::Greedy, _) | (_, 0) => ppo,
         (Learning::On, rounds) => {
-            ppo.with_teacher(Heuristic::new(config.heuristic_config(train_samples)), rounds)
+            // No head of a policy has WIDEN.
+            let rules = config.heuristic_config(train_samples);
+            let rules = HeuristicConfig { widen_by: 0.0, ..rules };
+            ppo.with_teacher(Heuristic::new(rules), rounds)
         }
     })
 }

@@ -416,7 +416,8 @@ impl Setup {
         // A run that resumes without these files (`Names::of_checkpoint`) cannot compare the slots.
         let without_files = self.init.is_none() && self.config.init.is_some()
             || self.starts.is_empty() && self.config.start_topology.is_some();
-        let same = host.spec() == fresh.spec()
+        let same = host.first_spec() == fresh.first_spec()
+            && host.spec().is_as_wide_as(fresh.spec())
             && host.image() == fresh.image()
             && host.blueprints() == fresh.blueprints()
             && (without_files || names(&host) == names(&fresh));

@@ -1,7 +1,7 @@
 //! Growth in the slots of an env: execution of actions, and their events.
 
 use meristem_control::{Action, ActionContext, ActionOp, ActionOutcome, apply};
-use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange};
+use meristem_grow::{Comparison, GateReport, Host, Stage, StageChange, WidthChange};
 
 use crate::env::Env;
 use crate::error::Result;
@@ -45,7 +45,10 @@ pub(crate) fn act(
     let outcome = apply(action, &mut env.grown.host, &seen.measured, score_pp)
         .map_err(meristem_grow::Error::from)?;
     env.acted(action.op(), state, &outcome, &setup.reward());
-    let ActionOutcome { change, gate, .. } = outcome;
+    let ActionOutcome { change, gate, width, .. } = outcome;
+    if let Some(width) = width {
+        journal.emit(widened(env, width, when));
+    }
     if let (Some(report), Some(slot)) = (&gate, action.slot()) {
         journal.emit(gate_event(env, slot, report, when));
     }
@@ -63,7 +66,11 @@ pub(crate) fn act(
 /// Describes an action, such as `GERMINATE r0c1 conv_light`.
 fn describe(action: &Action, host: &Host) -> String {
     let slot = action.slot().and_then(|slot| host.slots().get(slot));
-    let name = slot.map(|slot| slot.name.to_string());
+    let layer = match *action {
+        Action::Widen { layer, .. } => host.widenable().get(layer).map(|layer| layer.name.clone()),
+        _ => None,
+    };
+    let name = slot.map(|slot| slot.name.to_string()).or(layer);
     let blueprint = match *action {
         Action::Germinate { blueprint, .. } => {
             host.blueprints().get(blueprint).map(|blueprint| blueprint.name.clone())
@@ -157,6 +164,15 @@ fn germinated(
         style: module.style.into(),
         parameters: module.blueprint.parameters(slot.dims).unwrap_or(0),
     })
+}
+
+fn widened(
+    env: &Env,
+    WidthChange { layer, from, to }: WidthChange,
+    StepPosition { round, step }: StepPosition,
+) -> Event {
+    let host_parameters = env.grown.host.bare_parameters();
+    Event::LayerWidened { env: env.index, round, step, layer, from, to, host_parameters }
 }
 
 fn gate_event(

@@ -64,7 +64,12 @@ impl LazyExchange {
             tensors.iter().map(|(name, tensor)| (name.to_string(), tensor.numel())).collect();
         let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(n, t)| (*n, t)).collect();
         if !matches!(self, Self::Open { form: known, .. } if *known == form) {
-            let state = self.state()?;
+            let mut state = self.state()?;
+            // A parameter that became wider begins anew.
+            state.kept.retain(|name, kept| {
+                let of = form.iter().find(|(known, _)| known == name);
+                of.is_none_or(|(_, len)| kept.has_length(len * size_of::<f32>()))
+            });
             let mut exchange = RankExchange::new(kind, &named, batches)?;
             exchange.import(comm, &state)?;
             *self = Self::Open { form, exchange };

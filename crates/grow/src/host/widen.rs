@@ -1,0 +1,124 @@
+//! Growth in width: more features of a layer of the host.
+
+use super::{Host, check_size};
+use crate::error::Result;
+use crate::graph::NetworkSize;
+use crate::lifecycle::{LifecycleError, Slot};
+use crate::spec::{HostError, HostSpec, SizedLayer, WidenableLayer};
+
+/// A layer that became wider.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WidthChange {
+    /// Prefix of the layer's tensor names.
+    pub layer: String,
+    /// Output features before.
+    pub from: usize,
+    /// Output features now.
+    pub to: usize,
+}
+
+impl Host {
+    /// Layers of the host that can become wider, in forward order. A layer is addressed by its
+    /// index here, which no change of width alters.
+    pub fn widenable(&self) -> Vec<WidenableLayer> {
+        self.spec.widenable()
+    }
+
+    /// Checks that a layer may get `by` further features: the slots that get wider with it are
+    /// empty, their blueprints still fit, and the host stays within `max_parameters` and
+    /// `max_macs`.
+    ///
+    /// # Errors
+    /// [`LifecycleError::Widen`] with the reason.
+    pub fn check_widen(&self, layer: usize, by: usize) -> Result<(), LifecycleError> {
+        self.widened(layer, by).map(|_| ())
+    }
+
+    /// Gives a layer `by` further features. [`meristem_nn::Network::widen`] gives the network its
+    /// further parameters.
+    ///
+    /// # Errors
+    /// The errors of [`Host::check_widen`]; the host is then unchanged.
+    pub fn widen(&mut self, layer: usize, by: usize) -> Result<WidthChange, LifecycleError> {
+        let (host, change) = self.widened(layer, by)?;
+        *self = host;
+        Ok(change)
+    }
+
+    /// This host with the widths of `spec`.
+    ///
+    /// # Errors
+    /// [`crate::HostError::Widths`] if `spec` does not result from this host by widening layers.
+    pub(crate) fn with_widths(mut self, spec: HostSpec) -> Result<Self> {
+        if !spec.is_as_wide_as(&self.spec) {
+            let (host, first) = (spec.to_string(), self.spec.to_string());
+            return Err(HostError::Widths { host, first }.into());
+        }
+        let before = self.slots.clone();
+        self.spec = spec;
+        self.update_sizes(&before)?;
+        Ok(self)
+    }
+
+    fn widened(&self, layer: usize, by: usize) -> Result<(Host, WidthChange), LifecycleError> {
+        let layers = self.widenable();
+        let Some(WidenableLayer { name, features, slots }) = layers.get(layer) else {
+            let (layer, layers) = (format!("number {layer}"), layers.len());
+            let problem = format!("the host has {layers} layers that can become wider");
+            return Err(LifecycleError::Widen { layer, problem });
+        };
+        let fail = |problem: String| LifecycleError::Widen { layer: name.clone(), problem };
+        if by == 0 {
+            return Err(fail("it must get at least 1 further feature, got 0".into()));
+        }
+        let wider = |slot: &&Slot| slots.contains(&slot.name);
+        if let Some(slot) = self.slots.iter().filter(wider).find(|slot| slot.module.is_some()) {
+            return Err(fail(format!(
+                "slot {}, which gets wider with it, has a module; only empty slots can",
+                slot.name
+            )));
+        }
+        let mut host = self.clone();
+        host.spec = self.spec.widened(name, by).map_err(|error| fail(error.to_string()))?;
+        host.update_sizes(&self.slots).map_err(|error| fail(error.to_string()))?;
+        host.check_limits().map_err(fail)?;
+        let change = WidthChange { layer: name.clone(), from: *features, to: features + by };
+        Ok((host, change))
+    }
+
+    /// Updates everything that depends on the widths of layers.
+    fn update_sizes(&mut self, before: &[Slot]) -> Result<()> {
+        let sized = self.spec.sizes(&self.image)?;
+        let dims = |name: &str| {
+            let at = |sized: &&SizedLayer<'_>| {
+                sized.layer.slot().is_some_and(|slot| slot.as_str() == name)
+            };
+            sized.iter().find(at).map(|sized| sized.output)
+        };
+        for (index, slot) in self.slots.iter_mut().enumerate() {
+            slot.dims = dims(slot.name.as_str()).unwrap_or(slot.dims);
+            if slot.dims != before[index].dims {
+                for (blueprint, fits) in self.blueprints.iter().zip(&mut self.fits[index]) {
+                    check_size(blueprint, slot.dims)?;
+                    *fits = blueprint.fits(slot.dims);
+                }
+            }
+        }
+        self.bare_parameters = sized.iter().map(|sized| sized.parameters).sum();
+        Ok(())
+    }
+
+    fn check_limits(&self) -> Result<(), String> {
+        let (most_parameters, most_macs) = (self.rules.max_parameters, self.rules.max_macs);
+        let NetworkSize { parameters, macs } = self.size().map_err(|error| error.to_string())?;
+        let limits = [("parameters", parameters, most_parameters), ("MACs", macs, most_macs)];
+        let over =
+            limits.into_iter().find(|(_, needs, limit)| limit.is_some_and(|most| *needs > most));
+        match over {
+            Some((what, needs, Some(limit))) => {
+                Err(format!("with it the host has {needs} {what}, and its limit is {limit}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

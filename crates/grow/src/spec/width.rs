@@ -1,0 +1,221 @@
+//! Layers of a host that can become wider.
+
+use super::error::HostError;
+use super::host_layer::{Features, HostLayer};
+use super::host_spec::HostSpec;
+use super::limits::NAME_CHARS_MAX;
+use super::slot_name::SlotName;
+use crate::suggest::nearest;
+
+/// End of the name of a host with a layer that became wider.
+const SUFFIX: &str = ", widened";
+
+/// A convolution or linear layer that can get more output features.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WidenableLayer {
+    /// Prefix of the tensor names.
+    pub name: String,
+    /// Output features.
+    pub features: usize,
+    /// Slots between the layer and the layers that read it, which get wider with it.
+    pub slots: Vec<SlotName>,
+}
+
+/// Layers between a layer and the one that reads it.
+#[derive(Default)]
+struct Between<'a> {
+    /// Depthwise convolutions, which get the same number of features.
+    depthwise: Vec<&'a str>,
+    slots: Vec<SlotName>,
+}
+
+impl HostSpec {
+    /// Layers that can become wider without a change of the function that the host computes, in
+    /// forward order: convolutions without groups and linear layers, up to the next of them in the
+    /// same list of layers. Between the two may be layers that compute each feature by itself:
+    /// batch norm, activations, pools, depthwise convolutions, flatten, slots.
+    pub fn widenable(&self) -> Vec<WidenableLayer> {
+        let mut found = vec![];
+        for_each_list(self.layers(), &mut |layers| {
+            for (i, layer) in layers.iter().enumerate() {
+                let Some((name, features)) = width_of(layer) else { continue };
+                if let Ok(between) = Between::after(&layers[i + 1..], features) {
+                    let (name, slots) = (name.to_owned(), between.slots);
+                    found.push(WidenableLayer { name, features, slots });
+                }
+            }
+        });
+        found
+    }
+
+    /// This host with `by` more features of a layer.
+    ///
+    /// # Errors
+    /// [`HostError::Layer`] for a layer that is not there or cannot become wider, with the reason.
+    pub fn widened(&self, layer: &str, by: usize) -> Result<Self, HostError> {
+        let fail = |problem: String| {
+            let (host, place) = (self.name(), format!("\"{layer}\""));
+            HostError::Layer { host, place, problem }
+        };
+        let mut between = None;
+        for_each_list(self.layers(), &mut |layers| {
+            let widths = layers.iter().enumerate().filter_map(|(i, one)| Some((i, width_of(one)?)));
+            if let Some((i, (_, features))) = { widths }.find(|(_, (name, _))| *name == layer) {
+                between = Some(Between::after(&layers[i + 1..], features));
+            }
+        });
+        let between = match between {
+            Some(between) => {
+                between.map_err(|reason| fail(format!("it cannot become wider: {reason}")))?
+            }
+            None => return Err(fail(self.no_width(layer))),
+        };
+        let mut list = self.list().clone();
+        let wider = [layer].into_iter().chain(between.depthwise).collect::<Vec<_>>();
+        widen_all(&mut list.layers, &wider, by);
+        let name = self.name();
+        let fits = name.chars().count() + SUFFIX.len() <= NAME_CHARS_MAX;
+        let renamed = fits && !name.ends_with(SUFFIX);
+        let name = if renamed { format!("{name}{SUFFIX}") } else { name };
+        Ok(Self::from_list(list.named(name)))
+    }
+
+    /// Whether this host is `other` or results from it by [`HostSpec::widened`].
+    pub fn is_as_wide_as(&self, other: &Self) -> bool {
+        self.slots() == other.slots() && are_as_wide(self.layers(), other.layers())
+    }
+
+    fn no_width(&self, layer: &str) -> String {
+        let all = self.widenable();
+        let names: Vec<&str> = all.iter().map(|layer| layer.name.as_str()).collect();
+        let known = if names.is_empty() { "none".into() } else { names.join(", ") };
+        let hint = nearest(layer, names.iter().copied());
+        let hint = hint.map_or(String::new(), |near| format!("; do you mean `{near}`?"));
+        format!("it is no layer with a width; those that can become wider are {known}{hint}")
+    }
+}
+
+/// Name and output features of a layer that has a width of its own.
+fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
+    match layer {
+        HostLayer::Conv2d { name, out, groups: 1, .. } => Some((name, *out)),
+        HostLayer::Linear { name, out: Features::Count(out), .. } => Some((name, *out)),
+        _ => None,
+    }
+}
+
+impl<'a> Between<'a> {
+    /// Follows the `features` of a layer through the layers after it; the error is the reason why
+    /// it cannot become wider.
+    fn after(layers: &'a [HostLayer], features: usize) -> Result<Self, String> {
+        let mut between = Self::default();
+        for layer in layers {
+            match layer {
+                HostLayer::Conv2d { groups: 1, .. } | HostLayer::Linear { .. } => {
+                    return Ok(between);
+                }
+                HostLayer::Conv2d { name, groups, out, .. }
+                    if *groups == features && *out == features =>
+                {
+                    between.depthwise.push(name);
+                }
+                HostLayer::Slot { name } => between.slots.push(name.clone()),
+                HostLayer::BatchNorm { .. }
+                | HostLayer::Relu
+                | HostLayer::Sigmoid
+                | HostLayer::Tanh
+                | HostLayer::LeakyRelu { .. }
+                | HostLayer::Elu
+                | HostLayer::Gelu
+                | HostLayer::GeluTanh
+                | HostLayer::Silu
+                | HostLayer::Softplus
+                | HostLayer::HardSwish
+                | HostLayer::MaxPool2d { .. }
+                | HostLayer::AvgPool2d { .. }
+                | HostLayer::GlobalAvgPool
+                | HostLayer::GlobalMaxPool
+                | HostLayer::Flatten => {}
+                HostLayer::Conv2d { .. } => {
+                    return Err(format!(
+                        "`{}` reads it in groups",
+                        layer.name().unwrap_or_default()
+                    ));
+                }
+                HostLayer::GroupNorm { name, .. }
+                | HostLayer::LayerNorm { name }
+                | HostLayer::RmsNorm { name } => {
+                    return Err(format!("`{name}` normalises over several features"));
+                }
+                HostLayer::Residual { .. }
+                | HostLayer::Branches { .. }
+                | HostLayer::Save { .. }
+                | HostLayer::Join { .. } => {
+                    return Err("several branches read it; widen a layer inside one".into());
+                }
+            }
+        }
+        Err("it is the last layer of its list, whose width others determine".into())
+    }
+}
+
+/// Visits a list of layers, and before it the lists of its branches.
+fn for_each_list<'a>(layers: &'a [HostLayer], visit: &mut impl FnMut(&'a [HostLayer])) {
+    for layer in layers {
+        layer.branches().into_iter().for_each(|(_, branch)| for_each_list(branch, visit));
+    }
+    visit(layers);
+}
+
+/// Adds `by` features to the layers with these names.
+fn widen_all(layers: &mut [HostLayer], names: &[&str], by: usize) {
+    for layer in layers {
+        match layer {
+            HostLayer::Conv2d { name, out, groups, .. } if names.contains(&name.as_str()) => {
+                *out = out.saturating_add(by);
+                if *groups > 1 {
+                    *groups = *out;
+                }
+            }
+            HostLayer::Linear { name, out: Features::Count(out), .. }
+                if names.contains(&name.as_str()) =>
+            {
+                *out = out.saturating_add(by);
+            }
+            layer => {
+                let branches = layer.branches_mut();
+                branches.into_iter().for_each(|(_, branch)| widen_all(branch, names, by));
+            }
+        }
+    }
+}
+
+/// Whether `wide` has the layers of `narrow`, with at least their features.
+fn are_as_wide(wide: &[HostLayer], narrow: &[HostLayer]) -> bool {
+    let one = |(wide, narrow): (&HostLayer, &HostLayer)| {
+        let branches = |layer: &HostLayer| layer.branches().len();
+        if branches(wide) > 0 && branches(wide) == branches(narrow) {
+            let pairs = wide.branches().into_iter().zip(narrow.branches());
+            return wide.name() == narrow.name()
+                && pairs.into_iter().all(|((_, wide), (_, narrow))| are_as_wide(wide, narrow));
+        }
+        let mut same = narrow.clone();
+        match (&mut same, wide) {
+            (
+                HostLayer::Conv2d { out, groups, .. },
+                HostLayer::Conv2d { out: more, groups: more_groups, .. },
+            ) if more >= out => {
+                let is_depthwise = *groups == *out && more_groups == more;
+                *groups = if is_depthwise { *more_groups } else { *groups };
+                *out = *more;
+            }
+            (
+                HostLayer::Linear { out: Features::Count(out), .. },
+                HostLayer::Linear { out: Features::Count(more), .. },
+            ) if more >= out => *out = *more,
+            _ => {}
+        }
+        same == *wide
+    };
+    wide.len() == narrow.len() && wide.iter().zip(narrow).all(one)
+}
