@@ -8,8 +8,9 @@ use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
 use crate::common::{Random, cuda};
 use crate::golden_optimisers;
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
+use crate::widen::{convolutions, optimisers};
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
-use meristem_nn::graph::{BlendMode, Graph};
+use meristem_nn::graph::{BlendMode, Graph, WidthInit};
 use meristem_nn::{
     HostData, Isa, LabelledBatch, Metrics, Network, NetworkFleet, Plans, Snapshot, StateDict,
 };
@@ -96,6 +97,25 @@ fn training_follows_the_processors() {
             assert_eq!((ours.tensors, ours.steps), (theirs.tensors, theirs.steps));
             assert!((ours.norm_sum - theirs.norm_sum).abs() < 1e-3 * theirs.norm_sum.max(1e-3));
         }
+    }
+}
+
+/// After growth in width both devices go on alike.
+#[test]
+fn a_wider_network_follows_the_processors() {
+    let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
+    for (optimiser, init) in
+        optimisers().into_iter().flat_map(|o| WidthInit::ALL.map(|init| (o, init)))
+    {
+        let [ours, theirs] = [&gpu, &cpu].map(|stream| {
+            let mut it = network(stream, &convolutions(optimiser, [5, 6]), BATCH);
+            train(&mut it, 0..STEPS, BATCH);
+            it.widen(convolutions(optimiser, [8, 13]), init).unwrap();
+            train(&mut it, STEPS..2 * STEPS, BATCH);
+            (it.state_dict().unwrap(), it.momentum_dict().unwrap())
+        });
+        let (weights, momenta) = (apart(&ours.0, &theirs.0), apart(&ours.1, &theirs.1));
+        assert!(weights < 1e-4 && momenta < 5e-3, "{init:?}: {weights} {momenta}");
     }
 }
 

@@ -31,3 +31,4 @@ mod replicas;
 mod rows;
 mod snapshot;
 mod statistics;
+mod widen;
