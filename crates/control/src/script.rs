@@ -304,17 +304,8 @@ impl ScriptLine {
     }
 
     fn layer(&self, host: &Host) -> Result<usize, String> {
-        let layers = host.widenable();
-        let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
-        let known = names.join(", ");
-        let Some(wanted) = &self.layer else {
-            return Err(format!("{} needs a `layer`: one of {known}", self.op));
-        };
-        names.iter().position(|name| name == wanted).ok_or_else(|| {
-            let near = nearest(wanted, names.iter().copied());
-            let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
-            format!("layer `{wanted}` cannot become wider, expected one of {known}{hint}")
-        })
+        let wanted = self.layer.as_deref().ok_or_else(|| format!("{} needs a `layer`", self.op))?;
+        host.find_layer(wanted).map_err(|error| error.to_string())
     }
 
     fn by(&self) -> Result<usize, String> {

@@ -4,6 +4,7 @@ use meristem_control::{
     Action, ActionOp, Choices, EnvView, HeadKind, HeadLayout, Legality, legal, legal_blueprints,
     observation_len, parse_action, write_observation,
 };
+use meristem_grow::WidenableLayer;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -23,11 +24,22 @@ pub(crate) fn to_python<'py>(py: Python<'py>, view: &EnvView<'_>) -> PyResult<Bo
     env.set_item("last", last)?;
     let slots = (0..view.host.slots().len()).map(|slot| slot_to_python(py, view, slot));
     env.set_item("slots", slots.collect::<PyResult<Vec<_>>>()?)?;
+    let layers = view.host.widenable().into_iter().map(|layer| layer_to_python(py, layer));
+    env.set_item("layers", layers.collect::<PyResult<Vec<_>>>()?)?;
     env.set_item("observation", Py::new(py, observation(view))?)?;
     env.set_item("op_mask", Py::new(py, op_mask(view))?)?;
     env.set_item("slot_mask", Py::new(py, slot_mask(view))?)?;
     env.set_item("blueprint_mask", Py::new(py, blueprint_mask(view))?)?;
     Ok(env)
+}
+
+fn layer_to_python(py: Python<'_>, layer: WidenableLayer) -> PyResult<Bound<'_, PyDict>> {
+    let about = PyDict::new(py);
+    about.set_item("layer", layer.name)?;
+    about.set_item("features", layer.features)?;
+    let slots = layer.slots.iter().map(ToString::to_string);
+    about.set_item("slots", slots.collect::<Vec<_>>())?;
+    Ok(about)
 }
 
 fn shares(points: &[f32]) -> Vec<f32> {

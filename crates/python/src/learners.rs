@@ -107,6 +107,11 @@ impl LearnerLoop {
         self.with(py, |learners| Ok(learners.act(parsed)?))
     }
 
+    /// Further features of a layer.
+    fn widen(&self, py: Python<'_>, env: usize, layer: String, by: usize) -> PyResult<()> {
+        self.with(py, |learners| Ok(learners.widen(env, &layer, by)?))
+    }
+
     /// The view of each env.
     fn envs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let seen = self.look(|learners| Ok(learners.seen()))?;

@@ -346,3 +346,44 @@ def test_the_example_learns_cartpole():
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     found = re.search(r"returns of 100 games: \[(.*)\]", run.stdout)
     assert found and np.mean([int(text) for text in found[1].split(",")]) > 60, run.stdout
+
+
+def test_layers_get_wider_with_the_function_kept_and_through_a_checkpoint(tmp_path):
+    learners = made(width_init="net2wider", optimizer="adam")
+    train(learners, range(3))
+    x = arrays(9, 2, 16, 3)
+    before = learners.eval(x)
+    assert [(layer.layer, layer.features) for layer in learners.envs[0].layers] == [("hidden.0", 8), ("hidden.1", 8)]
+    learners.widen(1, "hidden.1", 3)
+    after = learners.eval(x)
+    # Copied products are split in two, which moves a sum of 8 by at most 8 roundings.
+    assert np.array_equal(after[0], before[0]) and np.allclose(after[1], before[1], atol=1e-6)
+    assert [layer.features for env in learners.envs for layer in env.layers] == [8, 8, 8, 11]
+    assert learners.parameters[1] - learners.parameters[0] == 3 * (8 + 1 + 2)
+    learners.checkpoint(tmp_path / "saved")
+    resumed = meristem.Learners.resume(tmp_path / "saved")
+    for each in (learners, resumed):
+        train(each, range(3, 6))
+        each.step()
+        each.apply([None, {"op": "WIDEN", "layer": "hidden.0", "by": 1}])
+        train(each, range(6, 8))
+    assert tensors(learners) == tensors(resumed)
+    assert np.allclose(logits(learners.weights(1), x[1]), learners.eval(x)[1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda it: it.widen(0, "hiden.1", 1), errors.StateError, "did you mean"),
+        (lambda it: it.widen(2, "hidden.0", 1), errors.ArgumentError, "env"),
+        (lambda it: it.widen(0, "hidden.0", 0), errors.ArgumentError, "by"),
+        (lambda it: it.widen(0, 3, 1), errors.ArgumentError, "layer"),
+        (lambda it: it.widen(0, "hidden.0", 10**9), errors.StateError, "hidden.0"),
+    ],
+)
+def test_a_layer_that_cannot_get_wider_is_named(call, error, text):
+    learners = made()
+    before = tensors(learners)
+    with pytest.raises(error, match=text):
+        call(learners)
+    assert tensors(learners) == before

@@ -174,6 +174,7 @@ fn expected_legality(action: &Action, host: &Host) -> bool {
         }
         Action::SetAlphaTarget { .. } => stays && rest && matches!(slot.stage, Blending | Holding),
         Action::Fossilize { .. } => slot.stage == Holding,
+        Action::Widen { .. } => unreachable!("no choice of the heads"),
     }
 }
 

@@ -422,3 +422,22 @@ fn a_restored_heuristic_decides_the_same() {
     assert!(error.to_string().contains("`heuristic`"), "{error}");
     assert_eq!(restored, original, "a rejected state changes nothing");
 }
+
+#[test]
+fn it_widens_the_layer_that_has_grown_least_and_pauses_in_between() {
+    let rules = Rules { max_modules: 0, ..quick() };
+    let mut env = Env::new(0, "r0", rules);
+    let mut heuristic = with(|config| {
+        (config.widen_by, config.widen_pause_steps, config.widen_up_to) = (0.5, 3, 1.5);
+    });
+    let first = env.host.spec().widenable();
+    let mut steps = vec![];
+    for step in 0..3 * first.len() as u32 + 6 {
+        if let Action::Widen { layer, by } = env.step(&mut heuristic, 50.0).0 {
+            assert_eq!(by, first[layer].features / 2);
+            steps.push((step, layer));
+        }
+    }
+    let expected: Vec<(u32, usize)> = (0..first.len()).map(|i| (3 * i as u32, i)).collect();
+    assert_eq!(steps, expected, "each layer once, up to 1.5 times its features");
+}

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::graph::NetworkSize;
 use crate::lifecycle::{LifecycleError, Slot};
 use crate::spec::{HostError, HostSpec, SizedLayer, WidenableLayer};
+use crate::suggest::nearest;
 
 /// A layer that became wider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +23,22 @@ impl Host {
     /// index here, which no change of width alters.
     pub fn widenable(&self) -> Vec<WidenableLayer> {
         self.spec.widenable()
+    }
+
+    /// Index of the layer with this name among those that can become wider.
+    ///
+    /// # Errors
+    /// [`LifecycleError::Widen`] with the names of those layers.
+    pub fn find_layer(&self, name: &str) -> Result<usize, LifecycleError> {
+        let layers = self.widenable();
+        let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
+        names.iter().position(|known| *known == name).ok_or_else(|| {
+            let known = if names.is_empty() { "none".into() } else { names.join(", ") };
+            let near = nearest(name, names.iter().copied());
+            let hint = near.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
+            let problem = format!("it cannot become wider; layers that can: {known}{hint}");
+            LifecycleError::Widen { layer: name.into(), problem }
+        })
     }
 
     /// Checks that a layer may get `by` further features: the slots that get wider with it are

@@ -5,10 +5,9 @@ use super::host_layer::{Features, HostLayer};
 use super::host_spec::HostSpec;
 use super::limits::NAME_CHARS_MAX;
 use super::slot_name::SlotName;
-use crate::suggest::nearest;
 
 /// End of the name of a host with a layer that became wider.
-const SUFFIX: &str = ", widened";
+const SUFFIX: &str = "-widened";
 
 /// A convolution or linear layer that can get more output features.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,30 +67,22 @@ impl HostSpec {
             Some(between) => {
                 between.map_err(|reason| fail(format!("it cannot become wider: {reason}")))?
             }
-            None => return Err(fail(self.no_width(layer))),
+            None => return Err(fail("it is no layer with a width of its own".into())),
         };
         let mut list = self.list().clone();
         let wider = [layer].into_iter().chain(between.depthwise).collect::<Vec<_>>();
         widen_all(&mut list.layers, &wider, by);
+        // The text of a family of hosts is no name.
+        let fits = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let name = self.name();
-        let fits = name.chars().count() + SUFFIX.len() <= NAME_CHARS_MAX;
-        let renamed = fits && !name.ends_with(SUFFIX);
-        let name = if renamed { format!("{name}{SUFFIX}") } else { name };
+        let name = name.trim_end_matches(SUFFIX).chars().map(fits);
+        let name = name.take(NAME_CHARS_MAX - SUFFIX.len()).collect::<String>() + SUFFIX;
         Ok(Self::from_list(list.named(name)))
     }
 
     /// Whether this host is `other` or results from it by [`HostSpec::widened`].
     pub fn is_as_wide_as(&self, other: &Self) -> bool {
         self.slots() == other.slots() && are_as_wide(self.layers(), other.layers())
-    }
-
-    fn no_width(&self, layer: &str) -> String {
-        let all = self.widenable();
-        let names: Vec<&str> = all.iter().map(|layer| layer.name.as_str()).collect();
-        let known = if names.is_empty() { "none".into() } else { names.join(", ") };
-        let hint = nearest(layer, names.iter().copied());
-        let hint = hint.map_or(String::new(), |near| format!("; do you mean `{near}`?"));
-        format!("it is no layer with a width; those that can become wider are {known}{hint}")
     }
 }
 

@@ -13,3 +13,4 @@ mod identity;
 mod lifecycle;
 mod random_hosts;
 mod topology;
+mod width;

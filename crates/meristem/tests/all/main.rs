@@ -46,3 +46,4 @@ mod train;
 mod twin;
 mod watched_training;
 mod weights;
+mod width;

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import numpy as np
@@ -12,8 +12,9 @@ from ._arguments import U32_MAX, index, refused, sequence
 from .errors import ControllerError
 
 #: ``None`` is WAIT. A mapping has the keys of a line of a script (``docs/control.md``), such as
-#: ``{"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}``. A sequence has one integer for
-#: each of the eight heads.
+#: ``{"op": "GERMINATE", "slot": "r0c1", "blueprint": "conv_small"}`` or
+#: ``{"op": "WIDEN", "layer": "blocks.1.conv", "by": 4}``. A sequence has one integer for each of the
+#: eight heads.
 Action = Union[Mapping[str, object], Sequence[int], "npt.NDArray[np.integer[Any]]", None]
 
 
@@ -48,6 +49,18 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Layer:
+    """A layer of a host that can become wider."""
+
+    #: Name, such as ``blocks.1.conv``.
+    layer: str
+    #: Output features.
+    features: int
+    #: Slots that become wider with it; WIDEN is illegal while one has a module.
+    slots: list[str]
+
+
+@dataclass(frozen=True)
 class Env:
     """An env after training and measurement, before its action."""
 
@@ -79,6 +92,8 @@ class Env:
     slot_mask: "npt.NDArray[np.int8]"
     #: int8 (S, blueprints): the blueprints that may germinate in each slot.
     blueprint_mask: "npt.NDArray[np.int8]"
+    #: Layers that WIDEN can give further features.
+    layers: list[Layer] = field(default_factory=list)
 
     @property
     def accuracies(self) -> list[float]:
@@ -99,7 +114,8 @@ def env_of(given: dict[str, Any]) -> Env:
     """Converts the engine's description of an env."""
     arrays = {name: np.from_dlpack(given.pop(name)) for name in ARRAYS}
     slots = [Slot(**slot) for slot in given.pop("slots")]
-    return Env(slots=slots, **arrays, **given)
+    layers = [Layer(**layer) for layer in given.pop("layers")]
+    return Env(slots=slots, layers=layers, **arrays, **given)
 
 
 def to_engine(action: Action) -> str | list[int] | None:

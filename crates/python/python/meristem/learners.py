@@ -174,6 +174,23 @@ class Learners:
             raise StateError("no actions are due", remedy="call `step` first")
         return np.array(self._loop.act([to_engine(action) for action in given]), np.float32)
 
+    def widen(self, env: int, layer: str, by: int) -> None:
+        """Gives a layer of an env further features, apart from actions.
+
+        The network computes the same function. The setting ``width_init`` has the initial parameters.
+
+        Args:
+            env: The env.
+            layer: Name of a layer, one of ``envs[env].layers``.
+            by: Number of further features.
+
+        Raises:
+            StateError: The layer cannot become wider, or a gradient waits for :meth:`update`.
+        """
+        if not isinstance(layer, str):
+            raise refused("layer", layer, "the name of a layer")
+        self._loop.widen(self._env(env), layer, integer("by", by, 1))
+
     @property
     def envs(self) -> list[Env]:
         """The current envs, as a controller sees them. They have no losses."""

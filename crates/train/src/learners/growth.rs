@@ -95,6 +95,28 @@ impl Learners {
         Ok(self.population.envs.iter().map(|env| env.reward.total() as f32).collect())
     }
 
+    /// Gives a layer of an env `by` further features, apart from actions. The network computes the
+    /// same function ([`meristem_nn::Network::widen`]); the setting `width_init` has the initial
+    /// parameters. The measurement of the step's gradients begins anew for this env. Waits for the
+    /// device.
+    ///
+    /// # Errors
+    /// [`Error::Session`]: no such env, a layer that cannot become wider, a gradient that waits for
+    /// its update; nothing has changed then. Out of memory, a failed device.
+    pub fn widen(&mut self, env: usize, layer: &str, by: usize) -> Result<()> {
+        self.check_no_gradient("widen")?;
+        let envs = self.population.envs.len();
+        let Some(it) = self.population.envs.get_mut(env) else {
+            return Err(wrong(format!("widen: env {env} is not one of {envs} envs")));
+        };
+        let host = &mut it.grown.host;
+        let widened = host.find_layer(layer).and_then(|layer| host.widen(layer, by));
+        widened.map_err(|reason| wrong(format!("widen: env {env}, {reason}")))?;
+        it.grown.sync(&self.setup)?;
+        let graph = self.setup.lasting_graph(it.index, &it.grown.host)?;
+        Ok(it.snapshot.take(&it.grown.network, &graph)?)
+    }
+
     /// State and measurements of each env.
     pub fn seen(&self) -> Vec<SeenEnv> {
         let views = self.population.views(self.step, self.setup.config.steps);

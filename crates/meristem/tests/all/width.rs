@@ -1,0 +1,123 @@
+//! Runs whose hosts grow in width: resumed, with replicas, evaluated and continued.
+
+use std::fs;
+
+use crate::common::Meristem;
+use crate::common::runs::{Outcome, assert_same, outcome, with_images};
+use crate::resume::{Moment, killed_at};
+
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --host cnn:channels=2,blocks=2 \
+                   --preset quick --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
+
+/// Width, a module in a slot that got wider, and width again.
+const SCRIPT: &str = r#"{"step": 1, "op": "WIDEN", "layer": "blocks.0.conv", "by": 3}
+{"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_light", "then": "FOSSILIZE"}
+{"step": 4, "op": "WIDEN", "layer": "blocks.1.conv", "by": 2}
+{"step": 9, "env": 1, "op": "WIDEN", "layer": "blocks.1.conv", "by": 1}
+"#;
+
+fn with_script() -> Meristem {
+    let m = with_images();
+    fs::write(m.path("width.jsonl"), SCRIPT).unwrap();
+    m
+}
+
+fn scripted(more: &str) -> String {
+    format!("{RUN} --controller fixed:width.jsonl --envs 2 --steps 14 {more}")
+}
+
+fn widths(of: &Outcome) -> usize {
+    of.events.iter().filter(|event| event["event"] == "layer_widened").count()
+}
+
+#[test]
+fn a_run_that_widens_is_resumed_to_the_same_bits() {
+    let m = with_script();
+    for init in ["zero", "net2wider"] {
+        let run = scripted(&format!("--width-init {init} --optimizer adam --run-dir"));
+        m.ok(&format!("{run} {init}"));
+        let whole = outcome(&m, init);
+        assert_eq!(widths(&whole), 5, "both envs twice, and one a third time");
+        let mut kills = 0;
+        for events in [12, 17, 24, 30, 38] {
+            let name = format!("{init}-{events}");
+            if killed_at(&m, &format!("{run} {name}"), &name, Moment::Events(events)) {
+                kills += 1;
+                m.ok(&format!("train --resume {name}"));
+            }
+            assert_same(&outcome(&m, &name), &whole, &format!("killed after {events} events"));
+        }
+        assert!(kills > 2, "no run was killed, nothing was shown");
+    }
+    assert_ne!(outcome(&m, "zero").weights, outcome(&m, "net2wider").weights);
+}
+
+#[test]
+fn the_heuristic_widens_and_the_weights_are_a_network_like_any_other() {
+    let m = with_images();
+    let run = format!(
+        "{RUN} --controller heuristic --envs 1 --steps 12 --max-modules 0 --widen-by 0.5 \
+         --widen-pause 2 --parameters-per-image 99 --max-gap 99"
+    );
+    m.ok(&format!("{run} --run-dir wide --export wide.safetensors"));
+    assert_eq!(
+        widths(&outcome(&m, "wide")),
+        4,
+        "two layers of 2 and 4 channels, each by half, twice"
+    );
+    let eval = |more: &str| {
+        m.ok(&format!(
+            "eval --weights wide.safetensors --dataset arrays \
+                       --data-root images.safetensors --split test --json {more}"
+        ))
+    };
+    // By the description in the file, and by the host that it was before.
+    let all: Vec<String> =
+        ["", "--host cnn:channels=2,blocks=2"].iter().map(|more| eval(more).stdout).collect();
+    assert_eq!(all[0], all[1]);
+    m.ok("export onnx wide.safetensors --out wide.onnx");
+    m.ok(&format!("{run} --init wide.safetensors --run-dir further"));
+    let further = outcome(&m, "further");
+    assert_eq!(widths(&further), 0, "it already has twice the features that it began with");
+    let size = |run: &str| outcome(&m, run).envs[0]["host_parameters"].clone();
+    assert_eq!(size("further"), size("wide"));
+    for view in ["runs .", "runs report wide"] {
+        m.ok(view);
+    }
+}
+
+#[test]
+fn replicas_get_wider_together() {
+    let m = with_script();
+    for exchange in ["dense", "topk:0.1", "diloco:2:int8"] {
+        let name = exchange.replace([':', '.'], "-");
+        let more = format!("--data-parallel --ranks 2 --exchange {exchange} --run-dir");
+        let run = scripted(&more).replace("--envs 2", "--envs 1");
+        m.ok(&format!("{run} {name}"));
+        let whole = outcome(&m, &name);
+        assert_eq!(widths(&whole), 2);
+        let killed = format!("{name}-killed");
+        killed_at(&m, &format!("{run} {killed}"), &killed, Moment::Events(14));
+        m.ok(&format!("train --resume {killed}"));
+        assert_same(&outcome(&m, &killed), &whole, exchange);
+    }
+}
+
+#[test]
+fn what_cannot_become_wider_is_an_error_with_the_line() {
+    let m = with_images();
+    for (line, code, problem) in [
+        (r#"{"step": 0, "op": "WIDEN", "layer": "classifier", "by": 1}"#, 2, "layers that can"),
+        (r#"{"step": 0, "op": "WIDEN", "layer": "blocks.0.conv", "by": -1}"#, 2, "-1"),
+        // Whether it is too many depends on the host in this step.
+        (
+            r#"{"step": 1, "op": "WIDEN", "layer": "blocks.0.conv", "by": 99999}"#,
+            1,
+            "at most 65536",
+        ),
+    ] {
+        fs::write(m.path("bad.jsonl"), line).unwrap();
+        let run = format!("{RUN} --controller fixed:bad.jsonl --steps 3 --run-dir bad");
+        m.fails(&run, code, &[problem]);
+    }
+}
