@@ -23,6 +23,7 @@ use crate::columns::Tables;
 use crate::controller::{Callable, Raised};
 use crate::errors::Failure;
 use crate::json::{scores_to_python, to_python};
+use crate::loss::PyLoss;
 use crate::searcher::PySearcher;
 use crate::settings;
 
@@ -48,6 +49,7 @@ struct Hooks {
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
     searcher: Option<Py<PyAny>>,
+    loss: Option<Py<PyAny>>,
 }
 
 impl RunObserver {
@@ -131,13 +133,14 @@ fn with_hooks(
     hooks: Hooks,
     work: impl FnOnce(Custom, &mut RunObserver) -> engine::Result<Summary> + Send,
 ) -> PyResult<PathBuf> {
-    let Hooks { on_event, controller, searcher } = hooks;
+    let Hooks { on_event, controller, searcher, loss } = hooks;
     let raised = Raised::default();
     let callable = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
     let custom = controller.map(callable).map(Custom::from).unwrap_or_default();
     let searcher = searcher.map(|object| PySearcher::new(object, raised.clone()));
     let searcher = searcher.map(|searcher| Box::new(searcher) as Box<dyn Searcher>);
-    let custom = Custom { searcher, ..custom };
+    let loss = loss.map(|function| PyLoss::new(function, raised.clone()).boxed());
+    let custom = Custom { searcher, loss, ..custom };
     Ok(observed(py, on_event, &raised, |observer| work(custom, observer))?.run_dir)
 }
 
@@ -150,9 +153,10 @@ pub(crate) fn train(
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
     searcher: Option<Py<PyAny>>,
+    loss: Option<Py<PyAny>>,
 ) -> PyResult<PathBuf> {
     let config = settings::resolve(config.as_ref(), given)?;
-    let hooks = Hooks { on_event, controller, searcher };
+    let hooks = Hooks { on_event, controller, searcher, loss };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 
@@ -165,9 +169,10 @@ pub(crate) fn resume(
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
     searcher: Option<Py<PyAny>>,
+    loss: Option<Py<PyAny>>,
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
-    let hooks = Hooks { on_event, controller, searcher };
+    let hooks = Hooks { on_event, controller, searcher, loss };
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
@@ -203,10 +208,11 @@ pub(crate) fn replay(
     member: usize,
     given: &Bound<'_, PyDict>,
     on_event: Option<Py<PyAny>>,
+    loss: Option<Py<PyAny>>,
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
     let config = detached(py, || engine::replay(&run, member, options))?;
-    let hooks = Hooks { on_event, controller: None, searcher: None };
+    let hooks = Hooks { on_event, controller: None, searcher: None, loss };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 

@@ -61,6 +61,7 @@ pub mod growth_bench;
 mod hosts;
 mod input_file;
 pub mod learners;
+mod own_loss;
 mod position;
 mod processes;
 mod record;

@@ -54,6 +54,7 @@ def train(
     on_event: Callable[[dict[str, Any]], object] | None,
     controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
     searcher: Any,
+    loss: Any,
 ) -> Path: ...
 def growth_bench(
     folder: str,
@@ -74,6 +75,7 @@ def replay(
     member: int,
     given: dict[str, Any],
     on_event: Callable[[dict[str, Any]], object] | None,
+    loss: Any,
 ) -> Path: ...
 def resume(
     run: str,
@@ -81,6 +83,7 @@ def resume(
     on_event: Callable[[dict[str, Any]], object] | None,
     controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
     searcher: Any,
+    loss: Any,
 ) -> Path: ...
 def ensemble(run: str, options: dict[str, Any]) -> dict[str, Any]: ...
 def read_run(run: str) -> dict[str, Any]: ...
@@ -113,7 +116,11 @@ def user_cache() -> Path | None: ...
 
 class FleetSession:
     def __init__(
-        self, config: str | dict[str, Any] | None, given: dict[str, Any], resumed: str | None
+        self,
+        config: str | dict[str, Any] | None,
+        given: dict[str, Any],
+        resumed: str | None,
+        loss: Any,
     ) -> None: ...
     def step(self) -> None: ...
     def act(self, actions: list[str | list[int] | None]) -> list[float]: ...
