@@ -45,7 +45,9 @@ pub(crate) struct RunObserver {
 }
 
 /// Callbacks of the caller.
-struct Hooks {
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Hooks {
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
     searcher: Option<Py<PyAny>>,
@@ -150,13 +152,9 @@ pub(crate) fn train(
     py: Python<'_>,
     config: Option<Bound<'_, PyAny>>,
     given: &Bound<'_, PyDict>,
-    on_event: Option<Py<PyAny>>,
-    controller: Option<Py<PyAny>>,
-    searcher: Option<Py<PyAny>>,
-    loss: Option<Py<PyAny>>,
+    hooks: Hooks,
 ) -> PyResult<PathBuf> {
     let config = settings::resolve(config.as_ref(), given)?;
-    let hooks = Hooks { on_event, controller, searcher, loss };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 
@@ -166,13 +164,9 @@ pub(crate) fn resume(
     py: Python<'_>,
     run: PathBuf,
     given: &Bound<'_, PyDict>,
-    on_event: Option<Py<PyAny>>,
-    controller: Option<Py<PyAny>>,
-    searcher: Option<Py<PyAny>>,
-    loss: Option<Py<PyAny>>,
+    hooks: Hooks,
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
-    let hooks = Hooks { on_event, controller, searcher, loss };
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 

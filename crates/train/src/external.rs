@@ -35,6 +35,41 @@ pub struct Custom {
 ///
 /// The loss of a batch is the mean over its samples. The results of a run have the same bits for
 /// any number of workers, and after it was resumed, if the loss depends only on its arguments.
+///
+/// ```
+/// use meristem_train::external::{LossBatch, LossTargets, OwnLoss};
+///
+/// /// The quantile of which a share of the targets is below.
+/// struct Pinball(f32);
+///
+/// impl OwnLoss for Pinball {
+///     fn compute(
+///         &mut self,
+///         batch: &LossBatch,
+///         losses: &mut [f32],
+///         gradient: Option<&mut [f32]>,
+///     ) -> meristem_train::Result<()> {
+///         let LossTargets::Numbers(targets) = &batch.targets else {
+///             let problem = "expected targets that are numbers, got classes".into();
+///             return Err(meristem_train::Error::OwnLoss { problem });
+///         };
+///         let (share, width) = (self.0, batch.width as f32);
+///         let slope = |(target, output): (&f32, &f32)| {
+///             (if target > output { -share } else { 1.0 - share }) / width
+///         };
+///         let slopes = || targets.iter().zip(batch.outputs.iter()).map(slope);
+///         let distances = batch.outputs.iter().zip(targets.iter()).map(|(o, t)| o - t);
+///         let all: Vec<f32> = slopes().zip(distances).map(|(slope, by)| slope * by).collect();
+///         for (loss, row) in losses.iter_mut().zip(all.chunks(batch.width)) {
+///             *loss = row.iter().sum();
+///         }
+///         if let Some(gradient) = gradient {
+///             gradient.iter_mut().zip(slopes()).for_each(|(to, slope)| *to = slope);
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
 pub trait OwnLoss: Send {
     /// Writes the loss of each sample to `losses`, `[samples]`, and in training the derivative of
     /// each sample's loss by the outputs of that sample to `gradient`, `[samples][outputs]`. A

@@ -49,12 +49,7 @@ class TopK:
     def residual(self) -> Array | None: ...
 
 def train(
-    config: str | dict[str, Any] | None,
-    given: dict[str, Any],
-    on_event: Callable[[dict[str, Any]], object] | None,
-    controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
-    searcher: Any,
-    loss: Any,
+    config: str | dict[str, Any] | None, given: dict[str, Any], hooks: dict[str, Any]
 ) -> Path: ...
 def growth_bench(
     folder: str,
@@ -77,14 +72,7 @@ def replay(
     on_event: Callable[[dict[str, Any]], object] | None,
     loss: Any,
 ) -> Path: ...
-def resume(
-    run: str,
-    given: dict[str, Any],
-    on_event: Callable[[dict[str, Any]], object] | None,
-    controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
-    searcher: Any,
-    loss: Any,
-) -> Path: ...
+def resume(run: str, given: dict[str, Any], hooks: dict[str, Any]) -> Path: ...
 def ensemble(run: str, options: dict[str, Any]) -> dict[str, Any]: ...
 def read_run(run: str) -> dict[str, Any]: ...
 def read_events(run: str, batches: bool) -> dict[str, dict[str, list[Any] | Array]]: ...

@@ -153,10 +153,12 @@ class Searcher:
         or the reason, such as ``"stopped"``, ``"rung"`` or ``"diverged"``."""
 
 
-def _search_hook(search: Searcher | None) -> Any:
+def _hooks(on_event: Any, controller: Any, search: Searcher | None, loss: Any) -> dict[str, Any]:
+    """The callbacks of a run, as the engine takes them."""
     if search is not None and not isinstance(search, Searcher):
         raise refused("search", search, "a meristem.Searcher")
-    return search
+    on_event = function("on_event", on_event, "a function of an event")
+    return {"on_event": on_event, "controller": controller, "searcher": search, "loss": loss}
 
 
 def _hook(controller: Controller | None) -> Any:
@@ -196,9 +198,8 @@ def train(
     hook = None if isinstance(controller, str) else _hook(controller)
     settings["controller"] = controller if hook is None else "external"
     own_loss = loss_setting(loss, settings)
-    on_event = function("on_event", on_event, "a function of an event")
-    search = _search_hook(search)
-    return Run(_meristem.train(configuration(config), settings, on_event, hook, search, own_loss))
+    hooks = _hooks(on_event, hook, search, own_loss)
+    return Run(_meristem.train(configuration(config), settings, hooks))
 
 
 def resume(
@@ -222,9 +223,8 @@ def resume(
         MeristemError: As on the command line.
     """
     folder = path_of("run", run.path if isinstance(run, Run) else run)
-    on_event = function("on_event", on_event, "a function of an event")
-    hooks = _hook(controller), _search_hook(search), loss_hook(loss)
-    return Run(_meristem.resume(folder, settings, on_event, *hooks))
+    hooks = _hooks(on_event, _hook(controller), search, loss_hook(loss))
+    return Run(_meristem.resume(folder, settings, hooks))
 
 
 def verify(folder: "str | PathLike[str]") -> list[dict[str, Any]]:

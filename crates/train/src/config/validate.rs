@@ -11,8 +11,8 @@ use meristem_nn::Precision;
 use super::devices::Devices;
 use super::table::TrainConfig;
 use super::types::{
-    CommKind, ControllerKind, ExchangeKind, LossKind, PlannedChange, PlannedChanges, PolicyStart, Sampler,
-    Scheduler,
+    CommKind, ControllerKind, ExchangeKind, LossKind, PlannedChange, PlannedChanges, PolicyStart,
+    Sampler, Scheduler,
 };
 use crate::error::{Error, Result};
 

@@ -12,9 +12,7 @@ use meristem_nn::{Precision, ROUNDING};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cost::HotTotals;
-pub use self::cost::{
-    CounterfactualTotals, HotPath, MemorySummary, OwnLossTotals, OwnerMemory,
-};
+pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnLossTotals, OwnerMemory};
 pub use self::episode::{
     EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary,
 };
