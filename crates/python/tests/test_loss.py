@@ -252,6 +252,15 @@ def test_a_fleet_trains_with_a_function(tmp_path):
     assert same_bits(run, meristem.Run(tmp_path / "fleet"))
 
 
+def test_members_share_a_function_and_are_trained_again_with_it(tmp_path):
+    given = {**SETTINGS, "dataset": "blobs", "members": "lr=0.1,0.01", "steps": 2}
+    run = meristem.sweep(**given, loss=cross_entropy, run_dir=tmp_path / "sweep")
+    again = meristem.replay(run, 1, loss=cross_entropy, run_dir=tmp_path / "again")
+    assert again.weights(0).read_bytes() == run.weights(1).read_bytes()
+    with pytest.raises(errors.SettingError, match="`loss`: got external"):
+        meristem.replay(run, 1, run_dir=tmp_path / "without")
+
+
 def test_what_a_function_cannot_be_combined_with(tmp_path):
     given = {**SETTINGS, "dataset": "blobs", "controller": "none", "run_dir": tmp_path / "run"}
     for loss, more, words in [
