@@ -83,7 +83,7 @@ impl Array {
         Self::shared(Arc::new(elements), shape)
     }
 
-    /// Like [`Self::shaped`], of elements that have other owners. Whoever writes to the array
+    /// Like [`Self::shaped`], of elements that have other owners. A write to the array
     /// changes them.
     pub(crate) fn shared<T: Number>(elements: Arc<Vec<T>>, shape: &[usize]) -> Self {
         assert_eq!(elements.len(), shape.iter().product::<usize>(), "{shape:?}");
