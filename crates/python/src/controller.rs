@@ -18,6 +18,11 @@ impl Raised {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// The result of a run, or the exception that ended it.
+    pub(crate) fn or<T>(&self, result: PyResult<T>) -> PyResult<T> {
+        result.map_err(|error| self.take().unwrap_or(error))
+    }
+
     /// Stores an exception.
     pub(crate) fn set(&self, error: PyErr) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);

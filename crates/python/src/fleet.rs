@@ -4,21 +4,28 @@ use std::path::PathBuf;
 use std::sync::{Mutex, TryLockError};
 
 use meristem_control::EnvView;
-use meristem_train::external::SeenEnv;
+use meristem_train::external::{Custom, SeenEnv};
 use meristem_train::session::{Point, Session};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::calls::detached;
+use crate::controller::Raised;
 use crate::env;
 use crate::errors::{Failure, Kind};
 use crate::json::to_python;
+use crate::loss::PyLoss;
 use crate::runs::warn;
 use crate::settings;
 
-/// A session, which one thread at a time may use; `None` after it was closed.
+/// A session of a run.
 #[pyclass(frozen, module = "meristem")]
-pub(crate) struct FleetSession(Mutex<Option<Session>>);
+pub(crate) struct FleetSession {
+    /// The session, which one thread at a time may use; `None` after it was closed.
+    session: Mutex<Option<Session>>,
+    /// The exception of the program's loss that ended the run.
+    raised: Raised,
+}
 
 #[pymethods]
 impl FleetSession {
@@ -29,19 +36,24 @@ impl FleetSession {
         config: Option<Bound<'_, PyAny>>,
         given: &Bound<'_, PyDict>,
         resumed: Option<PathBuf>,
+        loss: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        let mut session = match resumed {
+        let raised = Raised::default();
+        let loss = loss.map(|function| PyLoss::new(function, raised.clone()).boxed());
+        let custom = Custom { loss, ..Custom::default() };
+        let session = match resumed {
             Some(folder) => {
                 let options = settings::layer(given)?;
-                detached(py, || Session::resume(folder, options))?
+                detached(py, || Session::resume_with(folder, options, custom))
             }
             None => {
                 let config = settings::resolve(config.as_ref(), given)?;
-                detached(py, || Session::start(&config))?
+                detached(py, || Session::start_with(&config, custom))
             }
         };
+        let mut session = raised.or(session)?;
         let warnings = session.take_warnings();
-        let fleet = Self(Mutex::new(Some(session)));
+        let fleet = Self { session: Mutex::new(Some(session)), raised };
         // If the program turns warnings into exceptions, the run ends here and can be resumed.
         warnings.iter().try_for_each(|warning| warn(py, warning))?;
         Ok(fleet)
@@ -115,17 +127,17 @@ impl FleetSession {
 
     /// Ends the run. Returns its folder; `None` if the run was closed before.
     fn close(&self, py: Python<'_>) -> PyResult<Option<PathBuf>> {
-        detached(py, || {
+        self.raised.or(detached(py, || {
             let session = self.lock()?.take();
             let closed = |session: Session| Ok::<_, Failure>(session.close()?.run_dir);
             session.map(closed).transpose()
-        })
+        }))
     }
 }
 
 impl FleetSession {
     fn lock(&self) -> Result<std::sync::MutexGuard<'_, Option<Session>>, Failure> {
-        match self.0.try_lock() {
+        match self.session.try_lock() {
             Ok(session) => Ok(session),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => Err(Failure::usage(
@@ -142,7 +154,7 @@ impl FleetSession {
         py: Python<'_>,
         work: impl FnOnce(&mut Session) -> Result<T, Failure> + Send,
     ) -> PyResult<T> {
-        detached(py, || work(self.lock()?.as_mut().ok_or_else(closed)?))
+        self.raised.or(detached(py, || work(self.lock()?.as_mut().ok_or_else(closed)?)))
     }
 
     /// Calls `work` with the session, with the GIL held.

@@ -19,6 +19,7 @@
 //! | `comm` | collectives for Python programs |
 //! | `env` | conversion of env views and actions |
 //! | `controller` | a Python function as a controller |
+//! | `loss` | a Python function as the loss of a run |
 //! | `fleet` | a run that the Python program steps |
 //! | `learners` | networks that the Python program trains with its own loop |
 #![deny(unsafe_code)]
@@ -36,6 +37,7 @@ mod growth;
 mod hosts;
 mod json;
 mod learners;
+mod loss;
 mod runs;
 mod searcher;
 mod settings;

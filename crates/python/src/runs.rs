@@ -23,6 +23,7 @@ use crate::columns::Tables;
 use crate::controller::{Callable, Raised};
 use crate::errors::Failure;
 use crate::json::{scores_to_python, to_python};
+use crate::loss::PyLoss;
 use crate::searcher::PySearcher;
 use crate::settings;
 
@@ -44,10 +45,13 @@ pub(crate) struct RunObserver {
 }
 
 /// Callbacks of the caller.
-struct Hooks {
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Hooks {
     on_event: Option<Py<PyAny>>,
     controller: Option<Py<PyAny>>,
     searcher: Option<Py<PyAny>>,
+    loss: Option<Py<PyAny>>,
 }
 
 impl RunObserver {
@@ -131,13 +135,14 @@ fn with_hooks(
     hooks: Hooks,
     work: impl FnOnce(Custom, &mut RunObserver) -> engine::Result<Summary> + Send,
 ) -> PyResult<PathBuf> {
-    let Hooks { on_event, controller, searcher } = hooks;
+    let Hooks { on_event, controller, searcher, loss } = hooks;
     let raised = Raised::default();
     let callable = |decide| Box::new(Callable::new(decide, raised.clone())) as Box<dyn Controller>;
     let custom = controller.map(callable).map(Custom::from).unwrap_or_default();
     let searcher = searcher.map(|object| PySearcher::new(object, raised.clone()));
     let searcher = searcher.map(|searcher| Box::new(searcher) as Box<dyn Searcher>);
-    let custom = Custom { searcher, ..custom };
+    let loss = loss.map(|function| PyLoss::new(function, raised.clone()).boxed());
+    let custom = Custom { searcher, loss, ..custom };
     Ok(observed(py, on_event, &raised, |observer| work(custom, observer))?.run_dir)
 }
 
@@ -147,12 +152,9 @@ pub(crate) fn train(
     py: Python<'_>,
     config: Option<Bound<'_, PyAny>>,
     given: &Bound<'_, PyDict>,
-    on_event: Option<Py<PyAny>>,
-    controller: Option<Py<PyAny>>,
-    searcher: Option<Py<PyAny>>,
+    hooks: Hooks,
 ) -> PyResult<PathBuf> {
     let config = settings::resolve(config.as_ref(), given)?;
-    let hooks = Hooks { on_event, controller, searcher };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 
@@ -162,12 +164,9 @@ pub(crate) fn resume(
     py: Python<'_>,
     run: PathBuf,
     given: &Bound<'_, PyDict>,
-    on_event: Option<Py<PyAny>>,
-    controller: Option<Py<PyAny>>,
-    searcher: Option<Py<PyAny>>,
+    hooks: Hooks,
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
-    let hooks = Hooks { on_event, controller, searcher };
     with_hooks(py, hooks, |custom, observer| engine::resume_with(&run, &options, custom, observer))
 }
 
@@ -203,10 +202,11 @@ pub(crate) fn replay(
     member: usize,
     given: &Bound<'_, PyDict>,
     on_event: Option<Py<PyAny>>,
+    loss: Option<Py<PyAny>>,
 ) -> PyResult<PathBuf> {
     let options = settings::layer(given)?;
     let config = detached(py, || engine::replay(&run, member, options))?;
-    let hooks = Hooks { on_event, controller: None, searcher: None };
+    let hooks = Hooks { on_event, controller: None, searcher: None, loss };
     with_hooks(py, hooks, |custom, observer| engine::run_with(&config, custom, observer))
 }
 

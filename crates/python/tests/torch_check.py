@@ -17,7 +17,7 @@ import meristem
 import meristem.torch
 from meristem.network import Numpy, logits
 
-PAGE = Path(__file__).parents[3] / "docs" / "python.md"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def sums() -> None:
@@ -92,8 +92,11 @@ def main() -> None:
     operations()
     os.chdir(tempfile.mkdtemp())
     names: dict[str, object] = {"__name__": "docs"}
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
+    # The last page leaves the run that is compared below.
+    for page in ("tasks.md", "python.md"):
+        text = (DOCS / page).read_text()
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+            exec(compile(block, page, "exec"), names)
     run = names["run"]
     assert isinstance(run, meristem.Run)
     weights = meristem.weights.load(run.weights(0))

@@ -155,6 +155,12 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
+    /// The program's loss failed.
+    #[error("the loss of the program failed: {problem}")]
+    OwnLoss {
+        /// Description of the problem.
+        problem: String,
+    },
     /// An env failed too often since its last snapshot.
     #[error(
         "env {env} diverged in round {round}, step {step}: {}; \

@@ -1,7 +1,9 @@
-//! Blueprints, controllers and searchers that a program passes to a run.
+//! Blueprints, controllers, searchers and losses that a program passes to a run.
 //!
 //! A controller needs only the trait [`Controller`]. With [`External`] it also receives the envs at
 //! two points of each step, and may wait there: before the step, and before the decision.
+
+use std::sync::Arc;
 
 use meristem_control::{ActionOp, Controller, EnvView, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
@@ -11,7 +13,7 @@ use crate::config::types::Member;
 use crate::error::Result;
 use crate::sweep::EndReason;
 
-/// Blueprints and controller of a run that are not settings.
+/// Blueprints and code of the program for a run, which are not settings.
 #[derive(Default)]
 pub struct Custom {
     /// Blueprints of the run; `None` for the blueprints of its settings.
@@ -21,6 +23,95 @@ pub struct Custom {
     pub controller: Option<OwnController>,
     /// The program's choice of members and of those that end.
     pub searcher: Option<Box<dyn Searcher>>,
+    /// The loss of a run whose setting `loss` is
+    /// [`External`](crate::settings::LossKind::External); `None` for any other.
+    pub loss: Option<Box<dyn OwnLoss>>,
+}
+
+/// Loss that a program computes, in host memory. A run calls it on one thread, in the order of the
+/// envs: for each batch of training, for each configuration of modules on a batch of the control
+/// split, and on the test split. A run with twins calls it for their batches as well. Before the
+/// first step the loss of guessing is that of outputs which are all 0.
+///
+/// The loss of a batch is the mean over its samples. The results of a run have the same bits for
+/// any number of workers, and after it was resumed, if the loss depends only on its arguments.
+///
+/// ```
+/// use meristem_train::external::{LossBatch, LossTargets, OwnLoss};
+///
+/// /// The quantile of which a share of the targets is below.
+/// struct Pinball(f32);
+///
+/// impl OwnLoss for Pinball {
+///     fn compute(
+///         &mut self,
+///         batch: &LossBatch,
+///         losses: &mut [f32],
+///         gradient: Option<&mut [f32]>,
+///     ) -> meristem_train::Result<()> {
+///         let LossTargets::Numbers(targets) = &batch.targets else {
+///             let problem = "expected targets that are numbers, got classes".into();
+///             return Err(meristem_train::Error::OwnLoss { problem });
+///         };
+///         let (share, width) = (self.0, batch.width as f32);
+///         let slope = |(target, output): (&f32, &f32)| {
+///             (if target > output { -share } else { 1.0 - share }) / width
+///         };
+///         let slopes = || targets.iter().zip(batch.outputs.iter()).map(slope);
+///         let distances = batch.outputs.iter().zip(targets.iter()).map(|(o, t)| o - t);
+///         let all: Vec<f32> = slopes().zip(distances).map(|(slope, by)| slope * by).collect();
+///         for (loss, row) in losses.iter_mut().zip(all.chunks(batch.width)) {
+///             *loss = row.iter().sum();
+///         }
+///         if let Some(gradient) = gradient {
+///             gradient.iter_mut().zip(slopes()).for_each(|(to, slope)| *to = slope);
+///         }
+///         Ok(())
+///     }
+/// }
+/// ```
+pub trait OwnLoss: Send {
+    /// Writes the loss of each sample to `losses`, `[samples]`, and in training the derivative of
+    /// each sample's loss by the outputs of that sample to `gradient`, `[samples][outputs]`. A
+    /// value that is not finite is a failure of the training, as with a built-in loss.
+    ///
+    /// # Errors
+    /// An error of the program, such as [`Error::OwnLoss`](crate::Error::OwnLoss). It ends the run,
+    /// which can be resumed from its last checkpoint.
+    fn compute(
+        &mut self,
+        batch: &LossBatch,
+        losses: &mut [f32],
+        gradient: Option<&mut [f32]>,
+    ) -> Result<()>;
+}
+
+/// Outputs of a network and targets of a batch.
+#[derive(Clone, Debug)]
+pub struct LossBatch {
+    /// Number of samples.
+    pub samples: usize,
+    /// Outputs of a sample: classes, labels or numbers.
+    pub width: usize,
+    /// Outputs of the network, `[samples][width]`.
+    pub outputs: Arc<Vec<f32>>,
+    /// Targets.
+    pub targets: LossTargets,
+}
+
+/// Targets of a batch.
+#[derive(Clone, Debug)]
+pub enum LossTargets {
+    /// Number of the class of each sample, `[samples]`.
+    Classes(Arc<Vec<u32>>),
+    /// Labels from 0 to 1, or standardised numbers, `[samples][width]`.
+    Numbers(Arc<Vec<f32>>),
+}
+
+impl From<Box<dyn OwnLoss>> for Custom {
+    fn from(loss: Box<dyn OwnLoss>) -> Self {
+        Self { loss: Some(loss), ..Self::default() }
+    }
 }
 
 /// Search over settings of members by a program, such as an optimiser of hyperparameters. It is

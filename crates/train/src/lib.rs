@@ -8,9 +8,10 @@
 //! | `error` | the errors of this crate, their remedies and exit codes |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
 //! | `sweep` | members that end early or copy each other |
-//! | [`external`] | blueprints, controllers and searchers that a program passes to a run |
+//! | [`external`] | blueprints, controllers, searchers and losses that a program passes to a run |
 //! | `hosts` | hosts from files |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
+//! | `own_loss` | the program's loss: its batches, sums and cost |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
 //! | `resources` | devices, streams, resident data, gathers; replicas of one host |
@@ -61,6 +62,7 @@ pub mod growth_bench;
 mod hosts;
 mod input_file;
 pub mod learners;
+mod own_loss;
 mod position;
 mod processes;
 mod record;

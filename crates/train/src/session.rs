@@ -34,7 +34,7 @@ use meristem_control::{Action, Controller, EnvView, RoundReport, legal};
 
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::{Error, Result};
-use crate::external::{Continuation, Custom, Envs, External, SeenEnv};
+use crate::external::{Continuation, Custom, Envs, External, OwnController, SeenEnv};
 use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::run::{resume_with, run_with};
@@ -110,8 +110,18 @@ impl Session {
     /// # Errors
     /// As [`run`](crate::run); another setting `controller`.
     pub fn start(config: &TrainConfig) -> Result<Self> {
+        Self::start_with(config, Custom::default())
+    }
+
+    /// Like [`Session::start`], with blueprints or a loss of the program. The session itself is the
+    /// controller.
+    ///
+    /// # Errors
+    /// As [`Session::start`], and the errors of [`run_with`](crate::run_with).
+    pub fn start_with(config: &TrainConfig, custom: impl Into<Custom>) -> Result<Self> {
         let config = config.clone();
-        Self::with_run(move |custom, observer| run_with(&config, custom, observer))
+        let run = move |custom, observer: &mut dyn Observer| run_with(&config, custom, observer);
+        Self::with_run(custom.into(), run)
     }
 
     /// Resumes the run of an earlier session, at the boundary after its last checkpoint.
@@ -119,10 +129,25 @@ impl Session {
     /// # Errors
     /// As [`resume`](crate::resume), also for a complete run.
     pub fn resume(folder: PathBuf, options: ConfigLayer) -> Result<Self> {
-        Self::with_run(move |custom, observer| resume_with(&folder, &options, custom, observer))
+        Self::resume_with(folder, options, Custom::default())
+    }
+
+    /// Like [`Session::resume`], with the blueprints or the loss of [`Session::start_with`].
+    ///
+    /// # Errors
+    /// As [`Session::resume`], and the errors of [`resume_with`](crate::resume_with).
+    pub fn resume_with(
+        folder: PathBuf,
+        options: ConfigLayer,
+        custom: impl Into<Custom>,
+    ) -> Result<Self> {
+        Self::with_run(custom.into(), move |custom, observer: &mut dyn Observer| {
+            resume_with(&folder, &options, custom, observer)
+        })
     }
 
     fn with_run(
+        custom: Custom,
         run: impl FnOnce(Custom, &mut dyn Observer) -> Result<Summary> + Send + 'static,
     ) -> Result<Self> {
         // Each side waits for the other, so that neither is ever two messages ahead.
@@ -138,7 +163,8 @@ impl Session {
             written: false,
             stops: false,
         };
-        let custom = Custom::from(Box::new(remote) as Box<dyn External>);
+        let controller = Some(OwnController::Looking(Box::new(remote)));
+        let custom = Custom { controller, ..custom };
         // The notices of a run are few, and come before its first step.
         let (warnings, warned) = sync_channel(WARNINGS_MAX);
         let thread = std::thread::Builder::new().name("session".into());

@@ -52,7 +52,8 @@ impl From<&TrainConfig> for TaskSettings {
 pub(crate) struct Task {
     /// The task; not [`TaskKind::Auto`].
     pub(crate) kind: TaskKind,
-    /// Loss of training, and of the control and test splits.
+    /// Loss of training, and of the control and test splits. If the program computes the loss, the
+    /// first one of the task, whose targets and scores it has.
     pub(crate) loss: Loss,
     /// Score on the training and control splits. R² compares with the variance of all training
     /// targets.
@@ -60,7 +61,7 @@ pub(crate) struct Task {
     /// Score on the test split. R² compares with the variance of the test targets.
     pub(crate) test_score: Score,
     /// Loss of guessing: the loss of the best constant prediction on the training split; for
-    /// classes that of equal probabilities.
+    /// classes that of equal probabilities; for a loss of the program that of outputs of 0.
     pub(crate) guessing: f64,
     /// Constants that the targets were standardised with.
     pub(crate) targets: Option<TargetScale>,
@@ -188,8 +189,12 @@ fn kind_of(settings: &TaskSettings, info: &DatasetInfo) -> Result<TaskKind> {
 
 fn loss_of(settings: &TaskSettings, info: &DatasetInfo, kind: TaskKind) -> Result<Loss> {
     let known = kind.losses();
+    if settings.loss == LossKind::External {
+        check_plain(settings)?;
+    }
     let loss = match settings.loss {
-        LossKind::Auto => known.first().copied().unwrap_or_default(),
+        // The first loss says what targets and scores are.
+        LossKind::Auto | LossKind::External => known.first().copied().unwrap_or_default(),
         given if known.contains(&given) => given,
         given => {
             let names: Vec<String> = known.iter().map(ToString::to_string).collect();
@@ -213,7 +218,7 @@ fn loss_of(settings: &TaskSettings, info: &DatasetInfo, kind: TaskKind) -> Resul
         }
     }
     Ok(match loss {
-        LossKind::Auto | LossKind::CrossEntropy => Loss::CrossEntropy {
+        LossKind::Auto | LossKind::External | LossKind::CrossEntropy => Loss::CrossEntropy {
             label_smoothing: settings.label_smoothing,
             class_weights: settings.class_weights.of(info)?,
         },
@@ -222,6 +227,18 @@ fn loss_of(settings: &TaskSettings, info: &DatasetInfo, kind: TaskKind) -> Resul
         LossKind::Huber => Loss::Huber { delta: settings.huber_delta },
         LossKind::L1 => Loss::L1,
     })
+}
+
+/// Refuses settings of cross-entropy, which a loss of the program does not have.
+fn check_plain(settings: &TaskSettings) -> Result<()> {
+    let expected = |what| format!("{what} with loss external, in which the program computes it");
+    if settings.label_smoothing != 0.0 {
+        return Err(Error::value("label-smoothing", settings.label_smoothing, expected("0")));
+    }
+    if settings.class_weights != ClassWeights::None {
+        return Err(Error::value("class-weights", &settings.class_weights, expected("none")));
+    }
+    Ok(())
 }
 
 /// Numbers of the classes that a run is restricted to: each is a name, or else a number.

@@ -49,11 +49,7 @@ class TopK:
     def residual(self) -> Array | None: ...
 
 def train(
-    config: str | dict[str, Any] | None,
-    given: dict[str, Any],
-    on_event: Callable[[dict[str, Any]], object] | None,
-    controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
-    searcher: Any,
+    config: str | dict[str, Any] | None, given: dict[str, Any], hooks: dict[str, Any]
 ) -> Path: ...
 def growth_bench(
     folder: str,
@@ -74,14 +70,9 @@ def replay(
     member: int,
     given: dict[str, Any],
     on_event: Callable[[dict[str, Any]], object] | None,
+    loss: Any,
 ) -> Path: ...
-def resume(
-    run: str,
-    given: dict[str, Any],
-    on_event: Callable[[dict[str, Any]], object] | None,
-    controller: Callable[[list[dict[str, Any]]], list[Any]] | None,
-    searcher: Any,
-) -> Path: ...
+def resume(run: str, given: dict[str, Any], hooks: dict[str, Any]) -> Path: ...
 def ensemble(run: str, options: dict[str, Any]) -> dict[str, Any]: ...
 def read_run(run: str) -> dict[str, Any]: ...
 def read_events(run: str, batches: bool) -> dict[str, dict[str, list[Any] | Array]]: ...
@@ -113,7 +104,11 @@ def user_cache() -> Path | None: ...
 
 class FleetSession:
     def __init__(
-        self, config: str | dict[str, Any] | None, given: dict[str, Any], resumed: str | None
+        self,
+        config: str | dict[str, Any] | None,
+        given: dict[str, Any],
+        resumed: str | None,
+        loss: Any,
     ) -> None: ...
     def step(self) -> None: ...
     def act(self, actions: list[str | list[int] | None]) -> list[float]: ...

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from . import _meristem
 from ._arguments import configuration, integer, path, refused, sequence
+from ._loss import Loss, loss_hook, loss_setting
 from .control import Action, Env, env_of, to_engine
 from .errors import ControllerError, SettingError, StateError
 from .runs import Run
@@ -86,9 +87,12 @@ class Fleet:
         self,
         *,
         config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
+        loss: "str | Loss | None" = None,
         **settings: Any,
     ) -> None:
         """Starts a run with the settings of :func:`meristem.train`. It ends after ``rounds`` rounds.
+
+        ``loss`` is the name of a built-in loss, or a function, as of :func:`meristem.train`.
 
         Raises:
             SettingError: As :func:`meristem.train`; or ``controller`` is given.
@@ -96,18 +100,22 @@ class Fleet:
         if settings.get("controller") not in (None, "external"):
             raise refused("controller", settings["controller"], PROGRAM, SettingError)
         settings = {**settings, "controller": "external"}
-        self._run = _meristem.FleetSession(configuration(config), settings, None)
+        own_loss = loss_setting(loss, settings)
+        self._run = _meristem.FleetSession(configuration(config), settings, None, own_loss)
 
     @classmethod
-    def resume(cls, run: "str | PathLike[str] | Run", **settings: Any) -> "Fleet":
-        """Resumes the run of an earlier fleet at its last checkpoint.
+    def resume(
+        cls, run: "str | PathLike[str] | Run", *, loss: "Loss | None" = None, **settings: Any
+    ) -> "Fleet":
+        """Resumes the run of an earlier fleet at its last checkpoint. ``loss`` is that of the run, if it is
+        a function.
 
         With other devices or another length, the results may differ from the results of an
         uninterrupted run; then a ``UserWarning`` is issued.
         """
         fleet = cls.__new__(cls)
         folder = path("run", run.path if isinstance(run, Run) else run)
-        fleet._run = _meristem.FleetSession(None, settings, folder)
+        fleet._run = _meristem.FleetSession(None, settings, folder, loss_hook(loss))
         return fleet
 
     def __enter__(self) -> "Fleet":

@@ -11,6 +11,7 @@ import numpy as np
 from . import _meristem
 from ._arguments import configuration, function, integer, optional, refused, sequence, text
 from ._arguments import path as path_of
+from ._loss import Loss, loss_hook, loss_setting
 from .control import Controller, decide
 
 Columns = dict[str, "np.ndarray[Any, Any] | list[Any]"]
@@ -152,10 +153,12 @@ class Searcher:
         or the reason, such as ``"stopped"``, ``"rung"`` or ``"diverged"``."""
 
 
-def _search_hook(search: Searcher | None) -> Any:
+def _hooks(on_event: Any, controller: Any, search: Searcher | None, loss: Any) -> dict[str, Any]:
+    """The callbacks of a run, as the engine takes them."""
     if search is not None and not isinstance(search, Searcher):
         raise refused("search", search, "a meristem.Searcher")
-    return search
+    on_event = function("on_event", on_event, "a function of an event")
+    return {"on_event": on_event, "controller": controller, "searcher": search, "loss": loss}
 
 
 def _hook(controller: Controller | None) -> Any:
@@ -167,6 +170,7 @@ def train(
     *,
     config: "str | PathLike[str] | Mapping[str, Any] | None" = None,
     controller: str | Controller | None = None,
+    loss: "str | Loss | None" = None,
     search: Searcher | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
@@ -177,13 +181,15 @@ def train(
     ``docs/settings.md``. ``config`` is a TOML or JSON file, or a mapping; settings given by name
     override it. ``controller`` is the name of a built-in controller, or a function from an
     :class:`~meristem.control.Env` to an action, which is called for every env in every step.
-    ``search`` chooses settings of members and ends them, see :class:`Searcher`. ``on_event`` receives the
-    events of the run as dictionaries, once a step.
+    ``loss`` is the name of a built-in loss, or a function of (outputs, targets) that returns the loss of
+    each sample and its gradient by the outputs, see ``docs/tasks.md``. ``search`` chooses settings of
+    members and ends them, see :class:`Searcher`. ``on_event`` receives the events of the run as
+    dictionaries, once a step.
 
     Ctrl-C ends the run at the next step boundary, with weights, summary and checkpoint, and then
     raises ``KeyboardInterrupt``. An exception in ``on_event`` ends the run in the same way and is
-    raised. An exception in a controller or a searcher ends the run at once and is raised. :func:`resume` continues
-    the run from its last checkpoint.
+    raised. An exception in a controller, a loss or a searcher ends the run at once and is raised.
+    :func:`resume` continues the run from its last checkpoint.
 
     Raises:
         SettingError: A setting is unknown, or its value is invalid.
@@ -191,31 +197,34 @@ def train(
     """
     hook = None if isinstance(controller, str) else _hook(controller)
     settings["controller"] = controller if hook is None else "external"
-    on_event = function("on_event", on_event, "a function of an event")
-    return Run(_meristem.train(configuration(config), settings, on_event, hook, _search_hook(search)))
+    own_loss = loss_setting(loss, settings)
+    hooks = _hooks(on_event, hook, search, own_loss)
+    return Run(_meristem.train(configuration(config), settings, hooks))
 
 
 def resume(
     run: "str | PathLike[str] | Run",
     *,
     controller: Controller | None = None,
+    loss: "Loss | None" = None,
     search: Searcher | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run:
     """Resumes a run that was stopped or killed, and blocks until it is done.
 
-    ``controller`` and ``search`` are those with which the run was started. The results have the same bits as
-    an uninterrupted run, if the actions of the function depend only on its argument. ``settings``
-    accepts the settings that ``meristem train --resume`` accepts.
+    ``controller``, ``loss`` and ``search`` are those with which the run was started, if they are functions
+    of the program. The results have the same bits as an uninterrupted run, if what the functions return
+    depends only on their arguments. ``settings`` accepts the settings that ``meristem train --resume``
+    accepts.
 
     Raises:
         ResumeError: The folder cannot be resumed, or a setting cannot be changed.
         MeristemError: As on the command line.
     """
     folder = path_of("run", run.path if isinstance(run, Run) else run)
-    on_event = function("on_event", on_event, "a function of an event")
-    return Run(_meristem.resume(folder, settings, on_event, _hook(controller), _search_hook(search)))
+    hooks = _hooks(on_event, _hook(controller), search, loss_hook(loss))
+    return Run(_meristem.resume(folder, settings, hooks))
 
 
 def verify(folder: "str | PathLike[str]") -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any, overload
 from . import _meristem
 from ._arguments import configuration, function, integer, optional, refused
 from ._arguments import path as path_of
+from ._loss import Loss, loss_hook
 from ._parts import PartialSweep, fleets_of
 from .errors import SettingError
 from .runs import Run, Searcher, train
@@ -107,6 +108,8 @@ def sweep(
     _refuse({**refused_keys, "on_event": on_event, "search": search}, "none with an executor, where a sweep is several runs")
     if not callable(getattr(executor, "submit", None)):
         raise refused("executor", executor, "a concurrent.futures.Executor")
+    if callable(given.get("loss")):
+        raise refused("loss", given["loss"], "the name of a loss with an executor", SettingError)
     config = configuration(given.pop("config", None))
     resolved = _meristem.resolved(config, {"threads": 1, **given})
     count = optional("fleets", fleets, 1, 4096)
@@ -126,12 +129,14 @@ def replay(
     run: "str | PathLike[str] | Run",
     member: int,
     *,
+    loss: "Loss | None" = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run:
     """Trains a member of a sweep again, without the others: through all members that it is a copy of, to
     the same bits. Its envs are the last of the new run; for a member that is no copy there are no others.
-    ``settings`` are those that results do not depend on, such as ``run_dir``.
+    ``loss`` is that of the run, if it is a function. ``settings`` are those that results do not depend on,
+    such as ``run_dir``.
 
     Raises:
         ArgumentError: ``member`` is not an integer.
@@ -140,4 +145,4 @@ def replay(
     """
     folder = path_of("run", run.path if isinstance(run, Run) else run)
     on_event = function("on_event", on_event, "a function of an event")
-    return Run(_meristem.replay(folder, integer("member", member), settings, on_event))
+    return Run(_meristem.replay(folder, integer("member", member), settings, on_event, loss_hook(loss)))

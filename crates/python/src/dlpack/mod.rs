@@ -48,6 +48,10 @@ pub(crate) trait Number: Copy + Send + Sync + 'static {
 impl Number for f32 {
     const DTYPE: DataType = DataType::float(32);
 }
+/// Numbers of classes, which fit into i32. Few libraries support unsigned integers.
+impl Number for u32 {
+    const DTYPE: DataType = DataType::int(32);
+}
 impl Number for f64 {
     const DTYPE: DataType = DataType::float(64);
 }
@@ -76,10 +80,16 @@ impl Array {
 
     /// Elements in row-major order. Their number must be the product of `shape`.
     pub(crate) fn shaped<T: Number>(elements: Vec<T>, shape: &[usize]) -> Self {
+        Self::shared(Arc::new(elements), shape)
+    }
+
+    /// Like [`Self::shaped`], of elements that have other owners. A write to the array
+    /// changes them.
+    pub(crate) fn shared<T: Number>(elements: Arc<Vec<T>>, shape: &[usize]) -> Self {
         assert_eq!(elements.len(), shape.iter().product::<usize>(), "{shape:?}");
         let bytes = size_of_val(&elements[..]);
         let address = elements.as_ptr().expose_provenance();
-        let memory = Memory { address, bytes, _keeper: Arc::new(elements) };
+        let memory = Memory { address, bytes, _keeper: elements };
         Self { memory, strides: row_major(shape), shape: signed(shape), dtype: T::DTYPE }
     }
 

@@ -36,7 +36,7 @@ pub use self::table::{ConfigLayer, TrainConfig, all};
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
-pub(crate) use self::validate::check_searcher;
+pub(crate) use self::validate::{check_loss, check_searcher};
 pub use self::value::FlagForm;
 use crate::error::{Error, Result};
 use crate::hosts::{is_file, read_host};

@@ -341,7 +341,8 @@ settings! {
         /// several labels, regress for numbers. Its score is the accuracy, micro-F1 or R².
         task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto");
         /// Loss: cross-entropy for task classify, binary-cross-entropy for multilabel; mse, huber
-        /// or l1 for regress, whose targets are standardised. auto: the first of these.
+        /// or l1 for regress, whose targets are standardised. auto: the first of these. external: a
+        /// function of the program, from Python or Rust.
         loss: LossKind = same(LossKind::Auto), unit("LOSS"), since(9, "auto");
         /// Difference at which the Huber loss becomes linear, in standard deviations of the
         /// targets.

@@ -11,8 +11,8 @@ use meristem_nn::Precision;
 use super::devices::Devices;
 use super::table::TrainConfig;
 use super::types::{
-    CommKind, ControllerKind, ExchangeKind, PlannedChange, PlannedChanges, PolicyStart, Sampler,
-    Scheduler,
+    CommKind, ControllerKind, ExchangeKind, LossKind, PlannedChange, PlannedChanges, PolicyStart,
+    Sampler, Scheduler,
 };
 use crate::error::{Error, Result};
 
@@ -47,6 +47,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let expected = "on with reward shaped, which compares each env with its twin";
         return Err(Error::value("twin", "off", expected));
     }
+    check_own_loss(config)?;
     check_members(config)?;
     check_sweep(config)?;
     check_numbers(config)?;
@@ -163,6 +164,31 @@ fn check_places(config: &TrainConfig, count: usize) -> Result<()> {
         return needs("no member-changes, which count the steps of the run");
     }
     check_alone(config, "places", &places)
+}
+
+/// Checks that a program can compute the loss: the replicas of one host train without its waits.
+fn check_own_loss(config: &TrainConfig) -> Result<()> {
+    if config.loss == LossKind::External && config.data_parallel {
+        let expected = "a built-in loss, or auto, with data-parallel, whose ranks share batches";
+        return Err(Error::value("loss", config.loss, expected));
+    }
+    Ok(())
+}
+
+/// Checks that a run has a loss of the program if its settings say so, and none otherwise.
+///
+/// # Errors
+/// [`Error::Value`]: the setting `loss`.
+pub(crate) fn check_loss(config: &TrainConfig, is_given: bool) -> Result<()> {
+    let expected = match (config.loss == LossKind::External, is_given) {
+        (true, false) => {
+            "auto, or a loss of the task; with external a program computes it, in which the run is \
+             started and resumed: meristem.train(loss=function) in Python, an OwnLoss in Rust"
+        }
+        (false, true) => "external, because the program gives a loss",
+        _ => return Ok(()),
+    };
+    Err(Error::value("loss", config.loss, expected))
 }
 
 /// Checks that a program can search over the settings of the run's members.

@@ -255,7 +255,7 @@ impl Env {
         self.contributions.clear();
         self.counterfactual = Counterfactual::leave_one_out(&grown.host, ModuleScope::Live);
         grown.network.set_alphas(self.counterfactual.rows())?;
-        grown.network.reset_metrics()?;
+        grown.reset_metrics()?;
         Ok(changes)
     }
 
@@ -292,7 +292,7 @@ impl Env {
         let mut rows = self.counterfactual.rows().to_vec();
         rows.push(self.grown.host.alphas());
         self.grown.network.set_alphas(&rows)?;
-        Ok(self.grown.network.reset_metrics()?)
+        self.grown.reset_metrics()
     }
 
     /// Metrics of each configuration on the control split; empty without a control split.

@@ -135,6 +135,13 @@ impl Population {
         [grown, bare].into_iter().filter(|fleet| !fleet.is_empty()).collect()
     }
 
+    /// The hosts of [`Population::fleets`].
+    pub(crate) fn host_fleets(&mut self) -> Vec<Vec<&mut TrainedHost>> {
+        let grown: Vec<_> = self.envs.iter_mut().map(|env| &mut env.grown).collect();
+        let bare: Vec<_> = self.twins.iter_mut().collect();
+        [grown, bare].into_iter().filter(|fleet| !fleet.is_empty()).collect()
+    }
+
     /// Number of configurations that each network evaluates on the control split, for each fleet of
     /// [`Population::fleets`]. The configuration after them is for the test split.
     pub(crate) fn configurations(&self) -> Vec<Vec<usize>> {
@@ -150,7 +157,7 @@ impl Population {
         for env in &mut self.envs {
             env.grown.network.set_alphas(env.counterfactual.rows())?;
         }
-        Ok(self.hosts().try_for_each(|trained| trained.network.reset_metrics())?)
+        self.hosts_mut().try_for_each(TrainedHost::reset_metrics)
     }
 
     /// The controller's views of all envs, after `step` of `steps` steps.

@@ -6,6 +6,7 @@ use meristem_nn::{EvalMetrics, Metrics, Network, NetworkOptions, Score};
 
 use super::state::TrainedTensors;
 use crate::error::Result;
+use crate::own_loss::OwnResults;
 use crate::setup::Setup;
 
 /// Env of a host, and options of its network.
@@ -36,6 +37,9 @@ pub(crate) struct TrainedHost {
     rate: f64,
     /// Trained parameters of the host and of the module in each slot.
     pub(crate) parameters: ParameterCounts,
+    /// Results since the last reset of batches whose loss the program computes; they are in host
+    /// memory, beside the metrics of the network.
+    pub(crate) own_results: OwnResults,
     /// Metrics of training in the last step, and of every configuration evaluated in it.
     pub(crate) train: Metrics,
     /// Evaluation on the control split in the last step; `None` without a control split.
@@ -81,6 +85,7 @@ impl TrainedHost {
             key,
             rate,
             parameters,
+            own_results: OwnResults::default(),
             train,
             control,
             training_flops: 0,
@@ -159,6 +164,16 @@ impl TrainedHost {
         let flops = passes * images * self.network.eval_flops(0..1)?.1;
         self.training_flops += flops;
         Ok(flops)
+    }
+
+    /// Empties the metrics of the network, and the results of batches whose loss the program
+    /// computes. Does not wait.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub(crate) fn reset_metrics(&mut self) -> Result<()> {
+        self.own_results = OwnResults::default();
+        Ok(self.network.reset_metrics()?)
     }
 
     /// Records the metrics of a step or of a report.

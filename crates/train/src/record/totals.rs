@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::record::summary::{CounterfactualTotals, HotTotals};
+use crate::record::summary::{CounterfactualTotals, HotTotals, OwnLossTotals};
 
 /// Totals of a run over all episodes, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,9 @@ pub(crate) struct Totals {
     /// Cost of counterfactual evaluation.
     #[serde(alias = "validation")]
     pub(crate) counterfactual_cost: CounterfactualTotals,
+    /// Cost of the program's loss.
+    #[serde(default)]
+    pub(crate) own_loss: OwnLossTotals,
     /// Rollbacks of all envs.
     pub(crate) rollbacks: u64,
 }
@@ -42,6 +45,7 @@ impl Totals {
             self.training_flops += rank.training_flops;
             self.hot.merge(&rank.hot);
             self.counterfactual_cost.merge(&rank.counterfactual_cost);
+            self.own_loss.merge(&rank.own_loss);
             self.rollbacks += rank.rollbacks;
         }
     }

@@ -23,8 +23,9 @@ pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
+use crate::own_loss::ProgramLoss;
 use crate::processes::World;
-use crate::record::summary::PartSummary;
+use crate::record::summary::{OwnLossTotals, PartSummary};
 use crate::settings::{ControllerKind, Scheduler};
 use crate::setup::Setup;
 use crate::task::Task;
@@ -56,13 +57,24 @@ impl Splits {
         Ok(Self { train, test: test.unwrap_or_default() })
     }
 
-    /// Completes a task with what follows from the targets, see [`Task::measure`].
+    /// Completes a task with what follows from the targets, see [`Task::measure`]. The loss of
+    /// guessing of a loss of the program is measured in batches of `batch` samples.
     ///
     /// # Errors
-    /// A device failure.
-    pub(crate) fn measure(&self, task: &mut Task) -> Result<()> {
+    /// A device failure, a failure of the program's loss.
+    pub(crate) fn measure(
+        &self,
+        task: &mut Task,
+        loss: Option<&mut ProgramLoss>,
+        batch: usize,
+    ) -> Result<()> {
         let test = self.test.first().map(Arc::as_ref);
-        self.train.first().map_or(Ok(()), |train| task.measure(train, test))
+        let Some(train) = self.train.first() else { return Ok(()) };
+        task.measure(train, test)?;
+        if let Some(loss) = loss {
+            task.guessing = loss.guessing(train, batch)?;
+        }
+        Ok(())
     }
 }
 
@@ -81,6 +93,8 @@ pub(crate) struct Resources {
     pub(crate) control: Option<Served>,
     /// The test split, if there is one.
     pub(crate) test: Option<Served>,
+    /// The loss of the program, if it computes one.
+    pub(crate) loss: Option<ProgramLoss>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
     /// Distinct batches of the training split, by the sizes of the envs' parts; 0 for an env
@@ -155,6 +169,7 @@ impl Resources {
             replicas,
             control,
             test,
+            loss: None,
             batch_sizes: vec![],
             train_batches: vec![],
             control_batches: vec![],
@@ -166,6 +181,11 @@ impl Resources {
         };
         resources.list_batches(&served.collect::<Vec<_>>());
         Ok(resources)
+    }
+
+    /// Takes the cost of the program's loss since the last call.
+    pub(crate) fn take_loss_cost(&mut self) -> OwnLossTotals {
+        self.loss.as_mut().map(|loss| std::mem::take(&mut loss.cost)).unwrap_or_default()
     }
 
     /// Serves only these envs of the process from the next epoch on, in increasing order. Replicas

@@ -14,11 +14,12 @@ use super::memory::try_envs;
 use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
-use crate::config::{TrainConfig, check_searcher};
+use crate::config::{TrainConfig, check_loss, check_searcher};
 use crate::env::{EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
 use crate::external::{Custom, External, Searcher};
 use crate::input_file::{InputFile, checksum};
+use crate::own_loss::ProgramLoss;
 use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::Event;
@@ -104,14 +105,17 @@ impl PreparedRun {
             }
             (None, _) => {}
         }
+        check_loss(config, custom.loss.is_some())?;
         let _span = devices.span(|| "prepare");
         let dataset_files = cache::files(&names.spec)?;
         let splits = Splits::load(&devices, &dataset_files, residency(config))?;
         let info = dataset_files.info()?;
         let mut setup = Setup::new(config, names, info)?;
-        splits.measure(&mut setup.task)?;
+        let mut loss = custom.loss.map(|function| ProgramLoss::new(function, setup.task.kind));
+        splits.measure(&mut setup.task, loss.as_mut(), config.batch)?;
         setup.try_weights(&devices.streams()[0])?;
         let resources = Resources::new(devices, &setup, splits, world)?;
+        let resources = Resources { loss, ..resources };
         let stream = resources.devices.policy_device().stream("policy");
         let controller =
             AnyController::new(&setup, resources.train_samples, &stream, custom.controller, world)?;
@@ -381,6 +385,7 @@ impl PreparedRun {
         let mut ended = episode.train(start)?;
         let _report = self.resources.devices.span(|| "report and save");
         let own = report::report(&mut self.resources, &self.setup, &mut ended.population)?;
+        self.totals.own_loss.merge(&self.resources.take_loss_cost());
         let of_member = |env| in_sweep(&self.sweep, &self.setup.config, env);
         let own = own.into_iter().map(of_member).chain(std::mem::take(&mut self.ended_envs));
         self.checkpoints.envs = world.gather_envs(own.collect::<Vec<EnvSummary>>())?.concat();
@@ -457,6 +462,7 @@ impl PreparedRun {
             memory,
             hot_path: totals.hot.per_step(),
             counterfactual_cost: totals.counterfactual_cost,
+            own_loss: Some(totals.own_loss).filter(|cost| cost.calls > 0),
             rollbacks: totals.rollbacks,
             events_dropped,
             trace: None,

@@ -10,13 +10,15 @@ use crate::record::events::{
     CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
 };
 
-/// Contributions of the live modules of an env; `None` without live modules or control split.
+/// Contributions of the live modules of an env; `None` without live modules or control split. With
+/// `has_own_loss` the program computes the loss.
 ///
 /// # Errors
 /// None if the network has metrics of every configuration.
 pub(super) fn measured(
     env: &Env,
     StepPosition { round, step }: StepPosition,
+    has_own_loss: bool,
 ) -> Result<Option<Counterfactuals>> {
     let (asked, rows) = (&env.counterfactual, env.control_rows());
     let Some(main) = rows.first().filter(|_| !asked.modules().is_empty()) else { return Ok(None) };
@@ -38,6 +40,8 @@ pub(super) fn measured(
         loss: metrics.loss().unwrap_or(f64::NAN),
     };
     let (flops, flops_of_one) = env.grown.network.eval_flops(0..rows.len())?;
+    // With a loss of the program each configuration is a pass of its own.
+    let flops = if has_own_loss { rows.len() as u64 * flops_of_one } else { flops };
     let configurations = asked.configurations().len();
     Ok(Some(Counterfactuals {
         env: env.index,

@@ -34,9 +34,10 @@ pub(super) fn record_results(
     clock: &StepClock,
 ) -> Result<()> {
     context.journal.next_phase();
+    let has_own_loss = context.resources.loss.is_some();
     let StepContext { when, population, journal, spent, .. } = context;
     for (nth, (env, action)) in population.envs.iter().zip(actions).enumerate() {
-        if let Some(found) = counterfactuals::measured(env, *when)? {
+        if let Some(found) = counterfactuals::measured(env, *when, has_own_loss)? {
             spent.counterfactual_cost.add(&found.cost);
             journal.emit(Event::Counterfactuals(found));
         }

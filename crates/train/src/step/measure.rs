@@ -2,12 +2,14 @@
 
 use std::ops::Range;
 
-use meristem_nn::{Metrics, NetworkFleet};
+use meristem_nn::Metrics;
 
-use crate::env::Population;
+use crate::env::{Population, TrainedHost};
 use crate::error::Result;
+use crate::own_loss::ProgramLoss;
 use crate::resources::{Resources, ScopedDevice, SplitPass, labelled};
 use crate::step::context::StepContext;
+use crate::step::own_loss::{self, fleet, select};
 use crate::step::permitted;
 
 /// Evaluates all networks on the control split, reads the metrics of the step back, and counts its
@@ -20,7 +22,11 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let Resources { control, control_batches, .. } = &*context.resources;
     let pass = control.as_ref().map(|control| control.pass_batches(control_batches.len()));
     let pass = pass.unwrap_or_default();
-    let limits = |device: &ScopedDevice| permitted::control_step(device, workers, pass);
+    let rows = context.population.configurations().into_iter().flatten().sum::<usize>() as u64;
+    let own = context.resources.loss.as_ref().map(|_| permitted::own_loss(rows * pass.gathered));
+    let limits = |device: &ScopedDevice| {
+        permitted::sum(permitted::control_step(device, workers, pass), own.unwrap_or_default())
+    };
     let _scopes = context.hot_scopes(permitted::CONTROL_STEP, limits);
     evaluate_control(context.resources, context.population)?;
     read(context.resources, context.population)?;
@@ -43,36 +49,45 @@ pub(super) fn evaluate_control(
     population: &mut Population,
 ) -> Result<()> {
     let _span = resources.devices.span(|| "evaluate");
-    let Some(control) = &mut resources.control else { return Ok(()) };
+    let Resources { control: Some(control), loss, .. } = resources else { return Ok(()) };
     let pass = control.pass(0..population.envs.len())?;
-    evaluate(population, pass, |configurations| 0..configurations)
+    evaluate(population, loss.as_mut(), pass, |configurations| 0..configurations)
 }
 
-/// Enqueues one pass over a split, batch by batch, for all networks. `rows` maps the number of a
+/// Evaluates one pass over a split, batch by batch, for all networks. `rows` maps the number of a
 /// network's configurations to the rows of alphas that the network evaluates, in one launch per
-/// batch.
+/// batch. Waits for the device only for a loss that the program computes.
+///
+/// # Errors
+/// A device failure, a failure of the program's loss.
 pub(super) fn evaluate(
     population: &mut Population,
+    loss: Option<&mut ProgramLoss>,
     pass: SplitPass<'_>,
     rows: impl Fn(usize) -> Range<usize>,
 ) -> Result<()> {
     let configurations = population.configurations().into_iter();
     let rows: Vec<Vec<_>> =
         configurations.map(|counts| counts.into_iter().map(&rows).collect()).collect();
-    enqueue(&mut population.fleets(), pass, &rows)
+    enqueue(&mut population.host_fleets(), loss, pass, &rows)
 }
 
 fn enqueue(
-    fleets: &mut [NetworkFleet<'_>],
+    fleets: &mut [Vec<&mut TrainedHost>],
+    mut loss: Option<&mut ProgramLoss>,
     mut pass: SplitPass<'_>,
     rows: &[Vec<Range<usize>>],
 ) -> Result<()> {
     while let Some(batches) = pass.next()? {
         let envs: Vec<usize> = batches.iter().map(|batch| batch.env).collect();
         let batches = labelled(&batches);
-        for (networks, rows) in fleets.iter_mut().zip(rows) {
+        for (hosts, rows) in fleets.iter_mut().zip(rows) {
             let rows: Vec<_> = envs.iter().map(|env| rows[*env].clone()).collect();
-            networks.select(&envs).eval_rows(&batches, &rows)?;
+            let mut hosts = select(hosts, &envs);
+            match &mut loss {
+                Some(loss) => own_loss::evaluate(loss, &mut hosts, &batches, &rows)?,
+                None => fleet(&mut hosts).eval_rows(&batches, &rows)?,
+            }
         }
     }
     Ok(())
@@ -104,15 +119,19 @@ pub(super) fn evaluate_again(
     population: &mut Population,
     restored: &[usize],
 ) -> Result<()> {
-    let Some(control) = resources.control.as_mut().filter(|_| !restored.is_empty()) else {
+    let Resources { devices, control: Some(control), loss, .. } = resources else {
         return Ok(());
     };
-    let _span = resources.devices.span(|| "evaluate again");
-    for &index in restored {
-        let network = &mut population.envs[index].grown.network;
-        let (mut networks, main) = ([NetworkFleet::new([network])], 0..1);
-        enqueue(&mut networks, control.pass(index..index + 1)?, &[vec![main]])?;
+    if restored.is_empty() {
+        return Ok(());
     }
+    let span = devices.span(|| "evaluate again");
+    for &index in restored {
+        let (mut hosts, main) = ([vec![&mut population.envs[index].grown]], 0..1);
+        let pass = control.pass(index..index + 1)?;
+        enqueue(&mut hosts, loss.as_mut(), pass, &[vec![main]])?;
+    }
+    drop(span);
     let all = read_all(resources, population)?;
     for (index, (env, metrics)) in population.envs.iter_mut().zip(all).enumerate() {
         if restored.contains(&index) {
@@ -127,6 +146,9 @@ pub(super) fn read_all(resources: &Resources, population: &mut Population) -> Re
     let _span = resources.devices.span(|| "read");
     let tensors: Vec<_> = population.hosts().map(|trained| trained.network.metrics()).collect();
     let mut all = resources.devices.read_metrics(&tensors)?;
+    for (trained, metrics) in population.hosts().zip(&mut all) {
+        trained.own_results.add_to(metrics);
+    }
     let of_twins = all.split_off(population.envs.len());
     for (twin, metrics) in population.twins.iter_mut().zip(of_twins) {
         twin.note(metrics, resources.control.is_some());

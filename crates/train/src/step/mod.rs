@@ -13,7 +13,8 @@
 //!
 //! The other modules: `growth` executes actions and records growth, `counterfactuals` has the
 //! contributions of modules, `telemetry` the details for the events, `permitted` the limits of the
-//! hot path, and `report` the evaluation at the end of an episode.
+//! hot path, `own_loss` the passes with a loss that the program computes, and `report` the
+//! evaluation at the end of an episode.
 
 mod context;
 mod counterfactuals;
@@ -23,6 +24,7 @@ mod governor;
 mod growth;
 mod measure;
 mod open;
+mod own_loss;
 mod permitted;
 pub(crate) mod report;
 mod telemetry;
@@ -52,6 +54,7 @@ pub(crate) fn step(context: &mut StepContext<'_, '_>) -> Result<()> {
     )?;
     *context.warm = true;
     context.spent.steps = 1;
+    context.spent.own_loss = context.resources.take_loss_cost();
 
     events::record_results(context, actions, &clock)?;
     governor::take_snapshots(context)

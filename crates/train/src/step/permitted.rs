@@ -60,6 +60,32 @@ pub(crate) fn statistics(device: &ScopedDevice, pass: PassBatches) -> Counts {
     Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
 
+/// The acts of both.
+pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
+    Counts {
+        copies_to_host: a.copies_to_host + b.copies_to_host,
+        copies_to_device: a.copies_to_device + b.copies_to_device,
+        synchronizations: a.synchronizations + b.synchronizations,
+        allocations: a.allocations + b.allocations,
+        launches: a.launches + b.launches,
+    }
+}
+
+/// Further acts for `calls` calls of a loss that the program computes.
+pub(crate) fn own_loss(calls: u64) -> Counts {
+    Counts {
+        // Outputs and targets, each with its wait.
+        copies_to_host: 2 * calls,
+        synchronizations: 2 * calls,
+        // The gradient of the outputs.
+        copies_to_device: calls,
+        // Outputs, gradient, and room for the activations or a pattern of alphas of a network that
+        // has grown.
+        allocations: 4 * calls,
+        launches: 0,
+    }
+}
+
 /// Limits of a control step on a device, for `workers` workers. All envs share the images.
 pub(crate) fn control_step(device: &ScopedDevice, workers: u64, pass: PassBatches) -> Counts {
     Counts {

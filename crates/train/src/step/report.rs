@@ -26,12 +26,12 @@ pub(crate) fn report(
         return Ok(vec![]);
     }
     population.envs.iter_mut().try_for_each(|env| env.open_report(setup))?;
-    population.twins.iter().try_for_each(|twin| twin.network.reset_metrics())?;
+    population.twins.iter_mut().try_for_each(TrainedHost::reset_metrics)?;
     measure::evaluate_control(resources, population)?;
-    if let Some(test) = &mut resources.test {
+    if let Resources { test: Some(test), loss, .. } = &mut *resources {
         let pass = test.pass(0..population.envs.len())?;
         let after = |configurations| configurations..configurations + 1;
-        measure::evaluate(population, pass, after)?;
+        measure::evaluate(population, loss.as_mut(), pass, after)?;
     }
     let all = measure::read_all(resources, population)?;
     let judged = Judged { has_control: resources.control.is_some(), test: setup.task.test_score };

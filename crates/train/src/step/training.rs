@@ -12,29 +12,35 @@ use crate::resources::{
     labelled,
 };
 use crate::step::context::StepContext;
+use crate::step::own_loss::{self, fleet, select};
 use crate::step::permitted;
 
-/// Trains all networks on one epoch. Does not wait for a device.
+/// Trains all networks on one epoch. Waits for a device only for a loss that the program computes.
 ///
 /// # Errors
-/// A device failure, a forbidden operation in the inner loop.
+/// A device failure, a forbidden operation in the inner loop, a failure of the program's loss.
 pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
     train_epoch(context)?;
     recompute_statistics(context)
 }
 
 /// The inner loop: trains every network on every batch of its epoch. A hot scope counts copies,
-/// waits and allocations, and refuses forbidden ones.
+/// waits and allocations, and refuses forbidden ones. A loss that the program computes needs some
+/// for each batch.
 fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _span = context.resources.devices.span(|| "train_epoch");
     let policy = context.epoch_policy();
     let StepPosition { round, step } = context.when;
     let steps = context.setup.config.steps;
     let epoch = |trained: &TrainedHost| (round * steps + trained.own_step(step)) as u64;
-    let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
+    let Resources { devices, train, replicas, train_batches, loss, .. } = &mut *context.resources;
     let (devices, journal) = (&*devices, &mut *context.journal);
     let pass = PassBatches::new(train, train.len(), train_batches.len());
-    let limits = |device: &ScopedDevice| permitted::train_step(device, pass);
+    let hosts = context.population.hosts().count() as u64;
+    let own = loss.as_ref().map(|_| permitted::own_loss(hosts * pass.gathered));
+    let limits = |device: &ScopedDevice| {
+        permitted::sum(permitted::train_step(device, pass), own.unwrap_or_default())
+    };
     let scopes = || devices.hot_scopes(permitted::TRAIN_STEP, policy, limits);
     let Epoch { batches, counts, sent_bytes } = match (replicas, &mut context.population.envs[..]) {
         (Some(replicas), [Env { index, grown, .. }]) => {
@@ -50,18 +56,22 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
                 context.population.envs.iter().map(|env| epoch(&env.grown)).collect();
             train.start_epochs(|number| epochs[place(number, &numbers)])?;
             let scopes = scopes();
-            let mut fleets = context.population.fleets();
+            let mut fleets = context.population.host_fleets();
             let mut batches = 0;
             while let Some(next) = train.next()? {
                 let (envs, labelled) = (places(&next, &numbers), labelled(&next));
-                for networks in &mut fleets {
-                    networks.select(&envs).train_step(&labelled)?;
+                for hosts in &mut fleets {
+                    let mut hosts = select(hosts, &envs);
+                    match loss {
+                        Some(loss) => own_loss::train(loss, &mut hosts, &labelled)?,
+                        None => fleet(&mut hosts).train_step(&labelled)?,
+                    }
                 }
                 batches += (fleets.len() * next.len()) as u64;
-                // The first fleet has the networks of the envs, without twins.
+                // The first fleet has the hosts of the envs, without twins.
                 if let Some(grown) = fleets.first_mut() {
-                    for (batch, network) in next.iter().zip(grown.select(&envs).networks()) {
-                        journal.batch_enqueued(batch.env, network)?;
+                    for (batch, trained) in next.iter().zip(select(grown, &envs)) {
+                        journal.batch_enqueued(batch.env, &trained.network)?;
                     }
                 }
             }

@@ -4,4 +4,5 @@
 mod data_parallel;
 mod governor;
 mod hot_scope;
+mod own_loss;
 mod study;

@@ -47,12 +47,14 @@ pub enum LossKind {
     Huber,
     /// Mean over the outputs of the absolute difference, of task `regress`.
     L1,
+    /// A loss that the program computes, an [`OwnLoss`](crate::external::OwnLoss), for any task.
+    External,
 }
 
 choice!(
     LossKind: "auto" => Auto, "cross-entropy" => CrossEntropy,
     "binary-cross-entropy" => BinaryCrossEntropy, "mse" => MeanSquaredError, "huber" => Huber,
-    "l1" => L1
+    "l1" => L1, "external" => External
 );
 
 impl TaskKind {
@@ -75,7 +77,7 @@ impl TaskKind {
         *self == Self::Classify
     }
 
-    /// The losses of the task, the default first; none for [`TaskKind::Auto`].
+    /// The built-in losses of the task, the default first; none for [`TaskKind::Auto`].
     pub fn losses(self) -> &'static [LossKind] {
         match self {
             Self::Auto => &[],

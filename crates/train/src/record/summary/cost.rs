@@ -129,6 +129,26 @@ impl CounterfactualTotals {
     }
 }
 
+/// Cost of a loss that the program computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OwnLossTotals {
+    /// Calls of the program's function.
+    pub calls: u64,
+    /// Samples of these calls.
+    pub samples: u64,
+    /// Seconds in these calls, without the copies from and to a device.
+    pub seconds: f64,
+}
+
+impl OwnLossTotals {
+    /// Adds the totals of other envs or steps.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.calls += other.calls;
+        self.samples += other.samples;
+        self.seconds += other.seconds;
+    }
+}
+
 /// Running totals from which a [`HotPath`] is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HotTotals {

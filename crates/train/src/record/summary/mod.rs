@@ -12,7 +12,7 @@ use meristem_nn::{Precision, ROUNDING};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::cost::HotTotals;
-pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnerMemory};
+pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnLossTotals, OwnerMemory};
 pub use self::episode::{
     EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary,
 };
@@ -184,6 +184,9 @@ pub struct Summary {
     /// Cost of the counterfactual evaluations of all envs and steps.
     #[serde(default, alias = "validation")]
     pub counterfactual_cost: CounterfactualTotals,
+    /// Cost of the program's loss; omitted if the loss is built in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_loss: Option<OwnLossTotals>,
     /// Rollbacks of all envs, over all rounds.
     #[serde(default)]
     pub rollbacks: u64,
