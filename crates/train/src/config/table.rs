@@ -401,9 +401,9 @@ settings! {
         /// in evaluation. An action that would exceed it is illegal, for every controller.
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
             since(5, None), absent("no limit"), of_member();
-        /// Place of a new module in the network. aside: it learns beside the host, and is then blended
-        /// in with a detached input. joint: it is part of the host from its first step, as the
-        /// identity, and both learn together.
+        /// Place of a new module in the network. aside: it learns beside the host, and is then
+        /// blended in with a detached input. joint: it is part of the host from its first step, as
+        /// the identity, and both learn together.
         birth in rules.birth: Birth, since(13, "aside"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32,
