@@ -6,7 +6,7 @@ use meristem_grow::{
 };
 use meristem_nn::graph::NodeOp;
 
-use crate::common::{CIFAR, fine, grow_to, host};
+use crate::common::{CIFAR, grow_to, host};
 
 const SLOT: &str = "r0c0";
 
