@@ -49,7 +49,7 @@ pub struct HeuristicConfig {
     /// layers.
     pub widen_by: f64,
     /// Steps between two wider layers of an env: 3.
-    pub widen_pause_steps: u32,
+    pub widen_pause: u32,
     /// Largest number of features of a layer, as a multiple of its initial number: 2.
     pub widen_up_to: f64,
 }
@@ -70,7 +70,7 @@ impl Default for HeuristicConfig {
             tempo: Tempo::Fast,
             alpha_target: AlphaTarget::Full,
             widen_by: 0.0,
-            widen_pause_steps: 3,
+            widen_pause: 3,
             widen_up_to: 2.0,
         }
     }
@@ -225,8 +225,8 @@ impl HeuristicMemory {
 
     /// Widens the layer with the smallest multiple of its initial features, the first of several.
     fn widen(&self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
-        let HeuristicConfig { widen_by, widen_pause_steps, widen_up_to, .. } = *config;
-        let paused = self.steps_since_widen.is_some_and(|steps| steps < widen_pause_steps);
+        let HeuristicConfig { widen_by, widen_pause, widen_up_to, .. } = *config;
+        let paused = self.steps_since_widen.is_some_and(|steps| steps < widen_pause);
         if widen_by == 0.0 || paused || overfits(view, config) {
             return Action::Wait;
         }

@@ -36,7 +36,8 @@ pub enum SlotClass {
         /// Blend mode.
         mode: BlendMode,
     },
-    /// A module that is blended in, with gradients through its input (fossilized).
+    /// A module that is blended in, with gradients through its input (fossilized, and live modules
+    /// of [`crate::Birth::Joint`]).
     Fossilized {
         /// Index of the blueprint.
         blueprint: usize,
@@ -52,6 +53,7 @@ impl SlotClass {
         };
         let (blueprint, mode) = (module.blueprint_index, module.style.blend_mode());
         match slot.stage {
+            _ if slot.is_joint() => SlotClass::Fossilized { blueprint, mode },
             Stage::Training => SlotClass::Straight { blueprint },
             Stage::Blending | Stage::Holding => SlotClass::Blended { blueprint, mode },
             Stage::Fossilized => SlotClass::Fossilized { blueprint, mode },

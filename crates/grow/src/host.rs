@@ -247,7 +247,8 @@ impl Host {
             score_pp: None,
         };
         let mut slots = self.slots.clone();
-        slots[index].module = Some(Module::germinated(self.blueprint(blueprint)?, germination));
+        let blueprint = self.blueprint(blueprint)?;
+        slots[index].module = Some(Module::germinated(blueprint, self.rules.birth, germination));
         NetworkSize::largest(&self.spec, &self.image, &slots)
     }
 
@@ -321,7 +322,7 @@ impl Host {
         let blueprint = self.blueprint(germination.blueprint)?;
         let slot = &mut self.slots[index];
         let change = slot.enter(index, Stage::Germinated)?;
-        slot.module = Some(Module::germinated(blueprint, germination));
+        slot.module = Some(Module::germinated(blueprint, self.rules.birth, germination));
         Ok(change)
     }
 
@@ -491,7 +492,7 @@ impl Host {
     /// become dormant.
     pub fn make_permanent(&mut self) {
         for slot in &mut self.slots {
-            let blended = matches!(slot.stage, Stage::Blending | Stage::Holding);
+            let blended = matches!(slot.stage, Stage::Blending | Stage::Holding) || slot.is_joint();
             let stays = slot.stage == Stage::Fossilized || (blended && !slot.is_pruning());
             slot.module = slot.module.take().filter(|_| stays);
             slot.stage = if slot.module.is_some() { Stage::Fossilized } else { Stage::Dormant };

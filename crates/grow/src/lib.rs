@@ -71,7 +71,7 @@ pub use graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, host_graph
 pub use host::{GateOutcome, Host, Retarget, WidthChange};
 pub use json::parse_json;
 pub use lifecycle::{
-    AlphaController, AlphaError, AlphaMode, AlphaTarget, Comparison, Condition, Curve, Gate,
+    AlphaController, AlphaError, AlphaMode, AlphaTarget, Birth, Comparison, Condition, Curve, Gate,
     GateInputs, GateReport, Gates, Germination, GradientHealth, LifecycleError, Module, RuleError,
     Rules, Slot, Speed, Stage, StageChange, Style, Tempo,
 };

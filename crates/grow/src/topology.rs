@@ -11,7 +11,7 @@ use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
 use crate::error::{Result, TopologyError};
 use crate::host::Host;
-use crate::lifecycle::{AlphaController, Module, Rules, Slot, Stage, Style, Tempo};
+use crate::lifecycle::{AlphaController, Birth, Module, Rules, Slot, Stage, Style, Tempo};
 use crate::spec::{HostSpec, LIST_VERSION, SlotName, TaskShape};
 
 /// Version of the format. A new version marks a format that older readers would misread.
@@ -57,6 +57,9 @@ pub struct TopologySlot {
 pub struct TopologyModule {
     /// Name of the blueprint.
     pub blueprint: String,
+    /// Place in the network until it is fossilized.
+    #[serde(default, skip_serializing_if = "Birth::is_aside")]
+    pub birth: Birth,
     /// Blending style.
     pub style: Style,
     /// Duration of the first blending.
@@ -106,6 +109,7 @@ impl TopologySlot {
     fn from_slot(slot: &Slot) -> Self {
         let module = slot.module.as_ref().map(|module| TopologyModule {
             blueprint: module.blueprint.name.clone(),
+            birth: module.birth,
             style: module.style,
             tempo: module.tempo,
             alpha_target: module.alpha_target,
@@ -154,6 +158,7 @@ impl TopologySlot {
         Ok(Some(Module {
             blueprint: Arc::clone(blueprint),
             blueprint_index: index,
+            birth: module.birth,
             style: module.style,
             tempo: module.tempo,
             alpha_target: module.alpha_target,

@@ -428,7 +428,7 @@ fn it_widens_the_layer_that_has_grown_least_and_pauses_in_between() {
     let rules = Rules { max_modules: 0, ..quick() };
     let mut env = Env::new(0, "r0", rules);
     let mut heuristic = with(|config| {
-        (config.widen_by, config.widen_pause_steps, config.widen_up_to) = (0.5, 3, 1.5);
+        (config.widen_by, config.widen_pause, config.widen_up_to) = (0.5, 3, 1.5);
     });
     let first = env.host.spec().widenable();
     let mut steps = vec![];

@@ -13,5 +13,5 @@ pub use error::{AlphaError, LifecycleError, RuleError};
 pub use gates::{Comparison, Condition, Gate, GateInputs, GateReport, Gates};
 pub use health::GradientHealth;
 pub use rules::Rules;
-pub use slot::{Germination, Module, Slot, StageChange};
+pub use slot::{Birth, Germination, Module, Slot, StageChange};
 pub use stage::Stage;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::error::RuleError;
 use super::gates::Gates;
+use super::slot::Birth;
 
 /// Configurable rules of growth. In files every key is optional; an unknown key is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +20,8 @@ pub struct Rules {
     /// Largest number of multiply-accumulate operations per image, in evaluation, of a host with
     /// its modules: no limit.
     pub max_macs: Option<u64>,
+    /// Place of a new module in the network: aside.
+    pub birth: Birth,
     /// Smallest age of a module for pruning: 5 steps.
     pub min_prune_age_steps: u32,
     /// Steps of the embargo on a slot after a prune: 5 (at least 1).
@@ -37,6 +40,7 @@ impl Default for Rules {
             max_modules: 3,
             max_parameters: None,
             max_macs: None,
+            birth: Birth::Aside,
             min_prune_age_steps: 5,
             embargo_steps: 5,
             resetting_steps: 1,

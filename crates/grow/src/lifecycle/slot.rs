@@ -11,6 +11,37 @@ use super::stage::Stage;
 use crate::blueprint::Blueprint;
 use crate::spec::SlotName;
 
+/// Place of a module in the network while it is live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Birth {
+    /// Beside the host: in Training the module learns from the loss of the host without it, then
+    /// alpha blends it in. Its input is detached until it is fossilized.
+    #[default]
+    Aside,
+    /// In the host, with alpha 1 from Training on and gradients through its input. A new module is
+    /// the identity, so the host's function is the same before its first update.
+    Joint,
+}
+
+impl Birth {
+    /// All births.
+    pub const ALL: [Birth; 2] = [Birth::Aside, Birth::Joint];
+
+    /// Name in settings and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Birth::Aside => "aside",
+            Birth::Joint => "joint",
+        }
+    }
+
+    /// Whether it is the default, which files leave out.
+    pub(crate) fn is_aside(&self) -> bool {
+        *self == Birth::Aside
+    }
+}
+
 /// Parameters of a germination: blueprint, blending and target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Germination {
@@ -35,13 +66,16 @@ pub struct Module {
     pub blueprint: Arc<Blueprint>,
     /// Index of the blueprint in the host's set.
     pub blueprint_index: usize,
+    /// Place in the network until it is fossilized.
+    pub birth: Birth,
     /// Blending style.
     pub style: Style,
     /// Duration of the first blending.
     pub tempo: Tempo,
     /// Alpha at the end of the first blending.
     pub alpha_target: f32,
-    /// Alpha: 0 until Blending, 1 once fossilized.
+    /// Alpha: 0 until Blending, 1 once fossilized. With [`Birth::Joint`] it only times the stages:
+    /// [`Slot::alpha`] is 1 from Training on, until alpha moves to 0 for the removal.
     pub alpha: AlphaController,
     /// Steps since germination.
     pub age_steps: u32,
@@ -53,10 +87,15 @@ pub struct Module {
 
 impl Module {
     /// A module in stage Germinated: not in the network, with alpha 0.
-    pub(crate) fn germinated(blueprint: Arc<Blueprint>, germination: Germination) -> Self {
+    pub(crate) fn germinated(
+        blueprint: Arc<Blueprint>,
+        birth: Birth,
+        germination: Germination,
+    ) -> Self {
         Self {
             blueprint,
             blueprint_index: germination.blueprint,
+            birth,
             style: germination.style,
             tempo: germination.tempo,
             alpha_target: germination.alpha_target.value(),
@@ -125,9 +164,16 @@ impl Slot {
         Self { name, dims, stage: Stage::Dormant, stage_steps: 0, module: None }
     }
 
-    /// Alpha of the module; 0 without one.
+    /// Alpha of the module in the network; 0 without one.
     pub fn alpha(&self) -> f32 {
-        self.module.as_ref().map_or(0.0, |module| module.alpha.alpha())
+        let Some(module) = &self.module else { return 0.0 };
+        if self.is_joint() && !module.pruning { 1.0 } else { module.alpha.alpha() }
+    }
+
+    /// Whether a live module of [`Birth::Joint`] computes.
+    pub(crate) fn is_joint(&self) -> bool {
+        let computes = matches!(self.stage, Stage::Training | Stage::Blending | Stage::Holding);
+        computes && self.module.as_ref().is_some_and(|module| module.birth == Birth::Joint)
     }
 
     /// Whether the module is being removed.

@@ -10,6 +10,7 @@ mod golden_blueprints;
 mod golden_hosts;
 mod hosts;
 mod identity;
+mod joint;
 mod lifecycle;
 mod random_hosts;
 mod topology;

@@ -21,6 +21,8 @@ from .weights import Weights, load
 
 #: Stages in which a module is part of the network.
 BLENDED = ("blending", "holding", "fossilized")
+#: Stages in which a module with birth "joint" has alpha 1, whatever its move.
+JOINT = ("training", "blending", "holding")
 #: Supported versions of the entries of the metadata.
 VERSIONS = {"topology": (1,), "host": (1, 2)}
 #: ε of all norms.
@@ -111,9 +113,12 @@ def forward(
 
     def grown(name: str, x: Any) -> Any:
         slot = slots.get(name, {})
-        if slot.get("stage") not in BLENDED:
+        module = slot.get("module") or {}
+        joint = module.get("birth") == "joint" and slot["stage"] in JOINT
+        if slot.get("stage") not in BLENDED and not joint:
             return x
-        module = slot["module"]
+        if joint and not module["pruning"]:
+            module = {**module, "alpha": {"alpha": 1.0}}
         return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], x)
 
     return host_layers(library, host["layers"], grown, {}, x)

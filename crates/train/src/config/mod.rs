@@ -499,6 +499,7 @@ mod tests {
                 (NumberRange::Real(low, high), _) => (high - (high - low) / 64.0).to_string(),
                 (NumberRange::Any, "reward") => "sparse".into(),
                 (NumberRange::Any, "tempo") => "slow".into(),
+                (NumberRange::Any, "birth") => "joint".into(),
                 (NumberRange::Any, "width_init") => "net2wider".into(),
                 (NumberRange::Any, _) => panic!("{key}: give this test a value that is no default"),
             };

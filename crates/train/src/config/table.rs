@@ -12,7 +12,7 @@ use meristem_control::{
 };
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
-use meristem_grow::{Gates, Rules, Tempo};
+use meristem_grow::{Birth, Gates, Rules, Tempo};
 use meristem_nn::Precision;
 use meristem_nn::graph::WidthInit;
 use serde::ser::SerializeStruct;
@@ -403,6 +403,10 @@ settings! {
         /// in evaluation. An action that would exceed it is illegal, for every controller.
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
             since(5, None), absent("no limit"), of_member();
+        /// Place of a new module in the network. aside: it learns beside the host, and is then
+        /// blended in with a detached input. joint: it is part of the host from its first step, as
+        /// the identity, and both learn together.
+        birth in rules.birth: Birth, since(13, "aside"), of_member();
         /// Initial parameters of further features of a layer. zero: as in a new layer, with outgoing
         /// weights of 0. net2wider: copies of other features, with shares of their outgoing weights.
         width_init in rules.width_init: WidthInit, since(13, "zero"), of_member();
@@ -431,7 +435,7 @@ settings! {
         /// time, while it grows no modules; 0 for no wider layers.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0), since(13, "0");
         /// Number of steps between two wider layers of an env.
-        widen_pause in heuristic.widen_pause_steps: u32, unit("N"), whole(1, 1_000_000),
+        widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
             since(13, "3");
         /// Largest number of features of a layer that the heuristic widens, as a multiple of its
         /// initial number.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use meristem_control::RewardMode;
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
-use meristem_grow::Tempo;
+use meristem_grow::{Birth, Tempo};
 use meristem_nn::Precision;
 use meristem_nn::graph::WidthInit;
 
@@ -185,6 +185,7 @@ named! {
     MissingValues: MissingValues::NAMES.map(|(_, missing)| missing);
     Precision: Precision::ALL;
     Tempo: Tempo::ALL;
+    Birth: Birth::ALL;
     WidthInit: WidthInit::ALL;
 }
 
