@@ -92,6 +92,11 @@ fn each_method_has_its_best_rate_on_other_seeds_than_those_of_the_table() {
         assert!((brief - grown).abs() <= 0.5001 * fixed / 12.0, "{brief} {grown} {fixed}");
     }
     assert!(grown > 0, "nothing has grown");
+    for place in [0, 1] {
+        let [wide, fixed, bare] = ["width", "static-width", "none"]
+            .map(|name| figure(&of_run(name, place, "parameters")));
+        assert!(wide == fixed && fixed > bare, "{wide} {fixed} {bare}");
+    }
     // A run equals a run of `train` with the same settings.
     let heuristic = method(&table, "heuristic");
     let rate = &heuristic["lr"];
@@ -111,8 +116,8 @@ fn each_method_has_its_best_rate_on_other_seeds_than_those_of_the_table() {
     let plot = String::from_utf8(m.bytes("bench/spirals.svg")).unwrap();
     assert_eq!(
         plot.matches("r=\"3\"").count(),
-        3 * 7 * 2,
-        "three panels, seven methods, two seeds"
+        3 * 11 * 2,
+        "three panels, eleven methods, two seeds"
     );
 }
 

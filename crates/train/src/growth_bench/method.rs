@@ -1,7 +1,5 @@
 //! Methods of the bench: a method is a name, a way to train, and settings.
 
-use crate::study::EqualBudget;
-
 /// A row of the table.
 #[derive(Debug, PartialEq)]
 pub struct Method {
@@ -25,35 +23,43 @@ pub(super) enum Way {
     /// Under a script with the modules that another method has grown with the same seed, in a
     /// random order at random steps.
     Reordered(&'static str),
-    /// The network that another method has grown with the same seed, from the first step.
-    Fixed(&'static str, EqualBudget),
+    /// The network that another method has grown with the same seed, from the first step: equal
+    /// parameters and steps.
+    Fixed(&'static str),
+    /// The same network, for the number of steps that costs as much as growing it did.
+    EqualCompute {
+        /// Method that has grown the network.
+        grown: &'static str,
+        /// Method that trains it for all steps, which shows the cost of a step.
+        fixed: &'static str,
+    },
     /// The task's large host, without growth.
     Large,
 }
 
 impl Way {
     /// Names of the methods whose runs with the same seed must be complete.
-    pub(super) fn needs(self) -> &'static [&'static str] {
+    pub(super) fn needs(self) -> Vec<&'static str> {
         match self {
-            Self::Controlled(_) | Self::Scripted | Self::Large => &[],
-            Self::Reordered(_) | Self::Fixed(_, EqualBudget::Parameters) => &[HEURISTIC],
-            Self::Fixed(_, EqualBudget::Compute) => &[HEURISTIC, STATIC],
+            Self::Controlled(_) | Self::Scripted | Self::Large => vec![],
+            Self::Reordered(grown) | Self::Fixed(grown) => vec![grown],
+            Self::EqualCompute { grown, fixed } => vec![grown, fixed],
         }
     }
 }
 
-/// Method whose networks the fixed and reordered ones have.
+/// Method with which the table compares the others.
 pub(super) const HEURISTIC: &str = "heuristic";
-
-/// Method with the same network from the first step, which shows the cost of a step.
-pub(super) const STATIC: &str = "static";
+const STATIC: &str = "static";
+const WIDTH: &str = "width";
+const STATIC_WIDTH: &str = "static-width";
 
 const fn method(name: &'static str, way: Way, meaning: &'static str) -> Method {
     Method { name, meaning, way, settings: &[] }
 }
 
 /// All methods, in the order of the table. A method comes after those that it needs.
-pub const METHODS: [Method; 8] = [
+pub const METHODS: [Method; 12] = [
     method("none", Way::Controlled("none"), "the host, which does not grow"),
     method("large", Way::Large, "a wider host, which does not grow"),
     method(
@@ -70,12 +76,34 @@ pub const METHODS: [Method; 8] = [
     ),
     method(
         STATIC,
-        Way::Fixed(HEURISTIC, EqualBudget::Parameters),
+        Way::Fixed(HEURISTIC),
         "the network that the heuristic has grown, from the first step, with equal steps",
     ),
     method(
         "static-compute",
-        Way::Fixed(HEURISTIC, EqualBudget::Compute),
+        Way::EqualCompute { grown: HEURISTIC, fixed: STATIC },
+        "the same network, with steps for equal training compute",
+    ),
+    Method {
+        name: "joint",
+        meaning: "as heuristic, with modules that are part of the host from their first step",
+        way: Way::Controlled("heuristic"),
+        settings: &[("birth", "joint")],
+    },
+    Method {
+        name: WIDTH,
+        meaning: "layers get wider by half of their features, up to twice these; no modules",
+        way: Way::Controlled("heuristic"),
+        settings: &[("max_modules", "0"), ("widen_by", "0.5")],
+    },
+    method(
+        STATIC_WIDTH,
+        Way::Fixed(WIDTH),
+        "the host as wide as method width has made it, from the first step, with equal steps",
+    ),
+    method(
+        "static-width-compute",
+        Way::EqualCompute { grown: WIDTH, fixed: STATIC_WIDTH },
         "the same network, with steps for equal training compute",
     ),
 ];

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use meristem_device::random::{Purpose, Rng};
 
-use super::method::{self, METHODS, Method, STATIC, Way};
+use super::method::{self, METHODS, Method, Way};
 use super::report::{GROWTH_TABLE_VERSION, GrowthTable, SeedReport};
 use super::suite::{self, BenchTask, COMMON, RATES, Suite};
 use crate::config::declare::SettingScope;
@@ -18,7 +18,7 @@ use crate::record::run_folder::write_whole;
 use crate::record::summary::Status;
 use crate::settings::{ControllerKind, OptimizerKind, one_of};
 use crate::study::cell::SEED;
-use crate::study::{EqualBudget, SEEDS_MAX, compared_run, equal_compute_steps, resolve};
+use crate::study::{SEEDS_MAX, compared_run, equal_compute_steps, resolve};
 
 /// First seed on which learning rates are chosen. The seeds of the table begin at
 /// [`FIRST_STUDY_SEED`], so they are others.
@@ -253,7 +253,9 @@ impl TaskPlan {
                 parsed.map_err(|error| Error::value("controller", name, error))?
             }
             Way::Large => ControllerKind::None,
-            Way::Scripted | Way::Reordered(_) | Way::Fixed(..) => return Ok(None),
+            Way::Scripted | Way::Reordered(_) | Way::Fixed(_) | Way::EqualCompute { .. } => {
+                return Ok(None);
+            }
         };
         compared_run(&self.with(method, rate)?, controller, seed, folder).map(Some)
     }
@@ -284,18 +286,19 @@ impl TaskPlan {
             write_script(&path, &text)?;
             compared_run(&settings, ControllerKind::Fixed(path), seed, folder.clone())
         };
+        let fixed = |lr: f32, grown: &str| -> Result<TrainConfig> {
+            let run = compared_run(&settings, ControllerKind::None, seed, folder.clone())?;
+            let start = self.run_folder(grown, lr, seed);
+            Ok(TrainConfig { start_topology: Some(start), ..run })
+        };
         match method.way {
             Way::Reordered(grown) => scripted(self.reordered(seed, of(grown)?.1)),
-            Way::Fixed(grown, equal) => {
+            Way::Fixed(grown) => fixed(of(grown)?.0, grown),
+            Way::EqualCompute { grown, fixed: same_steps } => {
                 let (lr, grown_run) = of(grown)?;
-                let run = compared_run(&settings, ControllerKind::None, seed, folder)?;
-                let start = self.run_folder(grown, lr, seed);
-                let mut run = TrainConfig { start_topology: Some(start), ..run };
-                if equal == EqualBudget::Compute {
-                    let fixed = of(STATIC)?.1;
-                    run.steps = equal_compute_steps(run.steps, grown_run.macs, fixed.macs);
-                    run.validate()?;
-                }
+                let mut run = fixed(lr, grown)?;
+                run.steps = equal_compute_steps(run.steps, grown_run.macs, of(same_steps)?.1.macs);
+                run.validate()?;
                 Ok(run)
             }
             Way::Scripted | Way::Controlled(_) | Way::Large => scripted(self.script()?),
@@ -361,8 +364,7 @@ fn methods(names: &[String]) -> Result<Vec<&'static Method>> {
     const ALL: &[Method] = &METHODS;
     check_names("methods", names, &ALL.iter().map(|method| method.name).collect::<Vec<_>>())?;
     let wanted = names.iter().filter_map(|name| method::named(name));
-    let wanted = wanted
-        .flat_map(|method| [method.name].into_iter().chain(method.way.needs().iter().copied()));
+    let wanted = wanted.flat_map(|method| [method.name].into_iter().chain(method.way.needs()));
     let wanted: Vec<&str> = wanted.collect();
     let is_wanted = |method: &&Method| wanted.is_empty() || wanted.contains(&method.name);
     Ok(ALL.iter().filter(is_wanted).collect())
