@@ -310,7 +310,7 @@ fn fossilize(config: &RewardConfig, context: &ActionContext, outcome: &ActionOut
     config.fossilize * 2.0 * gain * contribution / (gain + contribution)
 }
 
-/// `ln(1 + E/max(host, 200))`, with the parameters of the host before any of its layers was widened.
+/// `ln(1 + E/max(host, 200))`, with the parameters of the host before any layer was widened.
 fn growth_log(host: &Host, parameters: &ParameterCounts) -> f64 {
     let weighted = host.slots().iter().zip(&parameters.modules);
     let modules: f64 = weighted.map(|(slot, n)| f64::from(slot.alpha()) * *n as f64).sum();

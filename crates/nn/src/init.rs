@@ -10,7 +10,7 @@ use crate::graph::{Init, ParamSpec};
 /// The elements of a new parameter, in PyTorch's layout.
 pub(crate) fn values(param: &ParamSpec, seed: u64, env: u64) -> Vec<f32> {
     let len = param.shape.iter().product();
-    let mut rng = Rng::new(seed, Purpose::Init, env, name_key(&param.name));
+    let mut rng = random(&param.name, seed, env);
     match param.init {
         Init::Constant(value) => vec![value; len],
         Init::Uniform { bound } => (0..len).map(|_| (2.0 * rng.uniform() - 1.0) * bound).collect(),
@@ -21,6 +21,11 @@ pub(crate) fn values(param: &ParamSpec, seed: u64, env: u64) -> Vec<f32> {
         }
         Init::ForgetBias => (0..len).map(|i| f32::from(u8::from(i / (len / 4) == 1))).collect(),
     }
+}
+
+/// The generator with a name.
+pub(crate) fn random(name: &str, seed: u64, env: u64) -> Rng {
+    Rng::new(seed, Purpose::Init, env, name_key(name))
 }
 
 /// Standard normal, from two words (Box and Muller, 1958).
@@ -69,7 +74,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// FNV-1a, 64 bits. Written out here because repeatable runs depend on it.
-pub(crate) fn name_key(name: &str) -> u64 {
+fn name_key(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
     })

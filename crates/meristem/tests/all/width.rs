@@ -6,8 +6,8 @@ use crate::common::Meristem;
 use crate::common::runs::{Outcome, assert_same, outcome, with_images};
 use crate::resume::{Moment, killed_at};
 
-const RUN: &str = "train --dataset arrays --data-root images.safetensors --host cnn:channels=2,blocks=2 \
-                   --preset quick --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
+const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick \
+    --host cnn:channels=2,blocks=2 --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
 
 /// Width, a module in a slot that got wider, and width again.
 const SCRIPT: &str = r#"{"step": 1, "op": "WIDEN", "layer": "blocks.0.conv", "by": 3}

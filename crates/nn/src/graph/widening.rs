@@ -10,16 +10,15 @@
 //! batch norm between          γ, β and running statistics of each feature's origin
 //! ```
 //!
-//! The shares of a feature and of its copies add up to 1, so the network computes the same function.
+//! The shares of a feature and of its copies add up to 1, so the function is the same.
 
 use std::collections::HashMap;
 
-use meristem_device::random::{Purpose, Rng};
+use meristem_device::random::Rng;
 use serde::{Deserialize, Serialize};
 
 use super::{Graph, NodeOp, ParamId};
 use crate::error::{Error, Result};
-use crate::init::name_key;
 
 /// Initial parameters of further features of a layer. With each of them the network computes the
 /// same function as before.
@@ -121,13 +120,18 @@ impl TensorOrigin {
 pub(crate) struct Widening(HashMap<String, TensorOrigin>);
 
 impl Widening {
-    /// Traces features from `from` to `to`. `key` is seed and env of the random numbers.
+    /// Traces features from `from` to `to`. `random` returns the generator with a name.
     ///
     /// # Errors
     /// [`Error::Argument`] if the graphs differ in more than features, or if an operation that
     /// mixes features gets further ones.
-    pub(crate) fn new(from: &Graph, to: &Graph, init: WidthInit, key: [u64; 2]) -> Result<Self> {
-        Trace { from, to, init, key, features: vec![], origins: HashMap::new() }.run()
+    pub(crate) fn new(
+        from: &Graph,
+        to: &Graph,
+        init: WidthInit,
+        random: &dyn Fn(&str) -> Rng,
+    ) -> Result<Self> {
+        Trace { from, to, init, random, features: vec![], origins: HashMap::new() }.run()
     }
 
     /// Origin of a tensor; `None` for one that stays as it is.
@@ -141,8 +145,7 @@ struct Trace<'g> {
     from: &'g Graph,
     to: &'g Graph,
     init: WidthInit,
-    /// Seed and env.
-    key: [u64; 2],
+    random: &'g dyn Fn(&str) -> Rng,
     /// Features of each node, in order.
     features: Vec<Features>,
     origins: HashMap<String, TensorOrigin>,
@@ -243,9 +246,8 @@ impl Trace<'_> {
     /// The features of a layer with more of them.
     fn further(&self, weight: ParamId, from: usize, to: usize) -> Features {
         let mut features = unchanged(from);
-        let [seed, env] = self.key;
-        let layer = name_key(&format!("{} with {to} features", self.to.params[weight.0].name));
-        let mut random = Rng::new(seed, Purpose::Init, env, layer);
+        let name = &self.to.params[weight.0].name;
+        let mut random = (self.random)(&format!("{name} with {to} features"));
         for _ in from..to {
             let further = match self.init {
                 WidthInit::Zero => Feature::NEW,

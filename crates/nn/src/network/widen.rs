@@ -26,7 +26,8 @@ impl Network {
     #[track_caller]
     pub fn widen(&mut self, graph: Arc<Graph>, init: WidthInit) -> Result<()> {
         let (seed, env) = (self.options.seed, self.options.env);
-        let widening = Widening::new(self.graph(), &graph, init, [seed, env])?;
+        let widening =
+            Widening::new(self.graph(), &graph, init, &|name| init::random(name, seed, env))?;
         let (values, moments) = (self.state_dict()?, self.momentum_dict()?);
         self.set_graph(graph)?;
         let (mut weights, mut state) = (HashMap::new(), HashMap::new());

@@ -407,8 +407,9 @@ settings! {
         /// blended in with a detached input. joint: it is part of the host from its first step, as
         /// the identity, and both learn together.
         birth in rules.birth: Birth, since(13, "aside"), of_member();
-        /// Initial parameters of further features of a layer. zero: as in a new layer, with outgoing
-        /// weights of 0. net2wider: copies of other features, with shares of their outgoing weights.
+        /// Initial parameters of further features of a layer. zero: as in a new layer, with
+        /// outgoing weights of 0. net2wider: copies of other features, with shares of their
+        /// outgoing weights.
         width_init in rules.width_init: WidthInit, since(13, "zero"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32,
@@ -431,8 +432,8 @@ settings! {
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
         tempo in heuristic.tempo: Tempo;
-        /// Share of a layer's initial features by which the heuristic makes it wider, one layer at a
-        /// time, while it grows no modules; 0 for no wider layers.
+        /// Share of a layer's initial features by which the heuristic makes it wider, one layer at
+        /// a time, while no module is due; 0 for no wider layers.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0), since(13, "0");
         /// Number of steps between two wider layers of an env.
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),

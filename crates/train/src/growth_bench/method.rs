@@ -122,7 +122,7 @@ mod tests {
     fn a_method_comes_after_those_that_it_needs() {
         for (place, method) in METHODS.iter().enumerate() {
             for needed in method.way.needs() {
-                assert!(METHODS[..place].iter().any(|earlier| earlier.name == *needed));
+                assert!(METHODS[..place].iter().any(|earlier| earlier.name == needed));
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::settings::{ControllerKind, TaskKind};
 const SIZE_MAX: usize = 65_536;
 
 /// Settings of learners. The others are of runs: of datasets, controllers, and run folders.
-pub const SETTINGS: [&str; 38] = [
+pub const SETTINGS: [&str; 40] = [
     "preset",
     "seed",
     "steps",
@@ -44,6 +44,8 @@ pub const SETTINGS: [&str; 38] = [
     "max_modules",
     "max_parameters",
     "max_macs",
+    "birth",
+    "width_init",
     "min_training_steps",
     "min_contribution",
     "reward",
