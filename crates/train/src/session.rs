@@ -117,7 +117,7 @@ impl Session {
     /// controller.
     ///
     /// # Errors
-    /// As [`Session::start`], and the errors of [`run_with`](crate::run_with).
+    /// As [`Session::start`], and the errors of [`run_with`].
     pub fn start_with(config: &TrainConfig, custom: impl Into<Custom>) -> Result<Self> {
         let config = config.clone();
         let run = move |custom, observer: &mut dyn Observer| run_with(&config, custom, observer);
@@ -135,7 +135,7 @@ impl Session {
     /// Like [`Session::resume`], with the blueprints or the loss of [`Session::start_with`].
     ///
     /// # Errors
-    /// As [`Session::resume`], and the errors of [`resume_with`](crate::resume_with).
+    /// As [`Session::resume`], and the errors of [`resume_with`].
     pub fn resume_with(
         folder: PathBuf,
         options: ConfigLayer,
