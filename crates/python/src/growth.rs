@@ -21,6 +21,7 @@ pub(crate) struct Request {
     /// Empty for all.
     methods: Vec<String>,
     seeds: Option<usize>,
+    tuning_seeds: Option<usize>,
     /// Empty for the usual ones.
     rates: Vec<f32>,
 }
@@ -34,9 +35,10 @@ pub(crate) fn growth_bench(
     given: &Bound<'_, PyDict>,
     on_event: Option<Py<PyAny>>,
 ) -> PyResult<Py<PyAny>> {
-    let Request { suite, tasks, methods, seeds, rates } = request;
+    let Request { suite, tasks, methods, seeds, tuning_seeds, rates } = request;
     let settings = settings::layer(given)?;
-    let request = GrowthBench { suite, tasks, methods, seeds, rates, settings, folder };
+    let request =
+        GrowthBench { suite, tasks, methods, seeds, tuning_seeds, rates, settings, folder };
     let table = observed(py, on_event, &Raised::default(), |observer| {
         bench::growth_bench(&request, observer)
     })?;

@@ -58,8 +58,9 @@ impl HostSpec {
         };
         let mut between = None;
         for_each_list(self.layers(), &mut |layers| {
-            let widths = layers.iter().enumerate().filter_map(|(i, one)| Some((i, width_of(one)?)));
-            if let Some((i, (_, features))) = { widths }.find(|(_, (name, _))| *name == layer) {
+            let widths = layers.iter().map(width_of).enumerate();
+            let mut named = widths.filter_map(|(i, found)| Some((i, found?)));
+            if let Some((i, (_, features))) = named.find(|(_, (name, _))| *name == layer) {
                 between = Some(Between::after(&layers[i + 1..], features));
             }
         });

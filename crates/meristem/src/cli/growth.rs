@@ -57,6 +57,9 @@ pub(crate) struct GrowthBenchArguments {
     /// Number of seeds of the table [default: the suite's]
     #[arg(long, value_name = "N")]
     seeds: Option<usize>,
+    /// Number of seeds on which learning rates are chosen [default: the suite's]
+    #[arg(long, value_name = "N")]
+    tuning_seeds: Option<usize>,
     /// Learning rates to choose from, in increasing order; with a single one nothing is chosen
     /// [default: 0.03, 0.1, 0.3 and 1 with SGD; .3, 1, 3 and 10 times the default of other
     /// optimisers]
@@ -111,6 +114,7 @@ impl GrowthBenchArguments {
             tasks: self.tasks.clone(),
             methods: self.methods.clone(),
             seeds: self.seeds,
+            tuning_seeds: self.tuning_seeds,
             rates: self.rates.clone(),
             settings,
             folder: self.run_dir.clone().unwrap_or_else(folder),

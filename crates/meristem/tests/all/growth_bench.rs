@@ -160,6 +160,24 @@ fn a_killed_bench_continues_to_the_same_table() {
     }
 }
 
+#[test]
+fn rates_are_chosen_on_as_many_seeds_as_wanted() {
+    let m = Meristem::new();
+    let run = SPIRALS.replace("--seeds 2", "--seeds 1 --methods none --quiet --run-dir");
+    m.ok(&format!("{run} one"));
+    m.ok(&format!("{run} three --tuning-seeds 3"));
+    let (one, three) = (m.json("one/growth.json"), m.json("three/growth.json"));
+    assert_eq!(one["tuning_seeds"], serde_json::json!([500]));
+    assert_eq!(three["tuning_seeds"], serde_json::json!([500, 501, 502]));
+    let score = |seed: u64| {
+        let summary = m.json(&format!("three/spirals/seed-{seed}/none-lr0.1/summary.json"));
+        figure(&summary["envs"][0]["control_accuracy"])
+    };
+    let mean = (score(500) + score(501) + score(502)) / 3.0;
+    let told = figure(&method(&three, "none")["tuning"][0]["control_score"]);
+    assert!((told - mean).abs() < 1e-12, "{told} {mean}");
+}
+
 /// Training with an absurd rate fails, which costs the method this rate and nothing else.
 #[test]
 fn a_rate_with_which_training_fails_is_not_chosen() {
@@ -197,6 +215,8 @@ fn invalid_benches_are_refused_before_the_first_run() {
         ("--methods heuristics", "did you mean `heuristic`?"),
         ("--methods dropout", "one of none | large | script"),
         ("--seeds 0", "`seeds`: got 0, expected 1 to 10000"),
+        ("--tuning-seeds 0", "`tuning_seeds`: got 0, expected 1 to 500"),
+        ("--tuning-seeds 501", "`tuning_seeds`: got 501, expected 1 to 500"),
         ("--rates 0.3,0.1", "in increasing order"),
         ("--rates 0,1", "above 0"),
         ("--rates nan", "above 0"),

@@ -20,6 +20,7 @@ def growth_bench(
     tasks: Sequence[str] | None = None,
     methods: Sequence[str] | None = None,
     seeds: int | None = None,
+    tuning_seeds: int | None = None,
     rates: Sequence[float] | None = None,
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
@@ -29,8 +30,9 @@ def growth_bench(
     ``docs/growth-bench.md``.
 
     ``suite`` is ``quick``, ``small`` or ``full``. ``tasks`` and ``methods`` restrict it; methods that others
-    need are added. ``seeds`` is the number of seeds of the table. ``rates`` are the learning rates to choose
-    from, in increasing order; with a single one nothing is chosen. ``settings`` are those of :func:`train`,
+    need are added. ``seeds`` is the number of seeds of the table, ``tuning_seeds`` that of the seeds on which
+    learning rates are chosen. ``rates`` are the learning rates to choose from, in increasing order; with a
+    single one nothing is chosen. ``settings`` are those of :func:`train`,
     for all runs, over the settings of the suite, such as ``optimizer="adamw"``, ``threads=1`` or
     ``data_root`` for the suite ``full``. ``on_event`` receives the events of all runs.
 
@@ -53,6 +55,7 @@ def growth_bench(
         "tasks": names("tasks", tasks),
         "methods": names("methods", methods),
         "seeds": optional("seeds", seeds, 0, SEEDS_MAX, SettingError),
+        "tuning_seeds": optional("tuning_seeds", tuning_seeds, 0, SEEDS_MAX, SettingError),
         "rates": [real("rates", rate, SettingError) for rate in numbers],
     }
     on_event = function("on_event", on_event, "a function of an event")

@@ -50,6 +50,8 @@ pub struct GrowthBench {
     pub methods: Vec<String>,
     /// Number of seeds of the table; `None` for the suite's.
     pub seeds: Option<usize>,
+    /// Number of seeds on which learning rates are chosen; `None` for the suite's.
+    pub tuning_seeds: Option<usize>,
     /// Learning rates to choose from; empty for four. With a single one nothing is chosen.
     pub rates: Vec<f32>,
     /// Settings of all runs over those of the suite, such as the optimiser or the number of
@@ -66,6 +68,7 @@ pub(super) struct Plan<'a> {
     pub(super) tasks: Vec<TaskPlan>,
     pub(super) methods: Vec<&'static Method>,
     seeds: usize,
+    tuning_seeds: usize,
     /// Keys of the request's settings.
     given: Vec<&'static str>,
     pub(super) folder: &'a Path,
@@ -92,6 +95,12 @@ impl<'a> Plan<'a> {
         if !(1..=SEEDS_MAX).contains(&seeds) {
             return Err(Error::value("seeds", seeds, format!("1 to {SEEDS_MAX}")));
         }
+        let tuning_seeds = request.tuning_seeds.unwrap_or(suite.tuning_seeds);
+        // More would be among the seeds of the table.
+        let most = (FIRST_STUDY_SEED - FIRST_TUNING_SEED) as usize;
+        if !(1..=most).contains(&tuning_seeds) {
+            return Err(Error::value("tuning_seeds", tuning_seeds, format!("1 to {most}")));
+        }
         check_rates(&request.rates)?;
         check_names("tasks", &request.tasks, suite.tasks)?;
         let chosen =
@@ -107,6 +116,7 @@ impl<'a> Plan<'a> {
             tasks,
             methods: methods(&request.methods)?,
             seeds,
+            tuning_seeds,
             given,
             folder: &request.folder,
         };
@@ -133,12 +143,12 @@ impl<'a> Plan<'a> {
 
     /// Seeds on which learning rates are chosen.
     pub(super) fn tuning_seeds(&self) -> Vec<u64> {
-        (0..self.suite.tuning_seeds as u64).map(|n| FIRST_TUNING_SEED + n).collect()
+        (0..self.tuning_seeds as u64).map(|n| FIRST_TUNING_SEED + n).collect()
     }
 
     /// Number of runs of a method on a task.
     pub(super) fn runs_of(&self, task: &TaskPlan) -> usize {
-        self.seeds + if task.is_tuned() { task.rates.len() * self.suite.tuning_seeds } else { 0 }
+        self.seeds + if task.is_tuned() { task.rates.len() * self.tuning_seeds } else { 0 }
     }
 
     /// Number of all runs.
