@@ -168,7 +168,7 @@ impl SlotObservation {
         let freshness = |steps: u32| COUNTERFACTUAL_DECAY.powf(steps as f32);
         Self {
             occupied: 1.0,
-            alpha: alpha.alpha(),
+            alpha: slot.alpha(),
             contribution: tenths(contribution_pp.now.unwrap_or(0.0)),
             contribution_velocity: tenths(contribution_pp.change()),
             tempo: module.tempo.steps() as f32 / 12.0,

@@ -175,7 +175,8 @@ impl Counterfactual {
         let main = host.alphas();
         let measured = |(index, slot): (usize, &Slot)| {
             let is_measured = match slot.stage {
-                Stage::Blending | Stage::Holding => main[index] > 0.0,
+                // In Training only a joint module has an alpha above 0.
+                Stage::Training | Stage::Blending | Stage::Holding => main[index] > 0.0,
                 Stage::Fossilized => scope == ModuleScope::All,
                 _ => false,
             };

@@ -467,15 +467,18 @@ impl Host {
     ) -> Result<Option<StageChange>, LifecycleError> {
         self.check_prune(index)?;
         let slot = &mut self.slots[index];
+        let alpha = slot.alpha();
         match &mut slot.module {
-            Some(module) if speed != Speed::Instant && module.alpha.alpha() > 0.0 => {
+            Some(module) if speed != Speed::Instant && alpha > 0.0 => {
+                // A joint module has another alpha than its blending.
+                module.alpha = AlphaController::at_rest(alpha);
                 module.retarget(&slot.name, 0.0, speed.steps(), curve)?;
                 module.pruning = true;
             }
             _ => return slot.enter(index, Stage::Pruned).map(Some),
         }
         match slot.stage {
-            Stage::Holding => slot.enter(index, Stage::Blending).map(Some),
+            Stage::Training | Stage::Holding => slot.enter(index, Stage::Blending).map(Some),
             _ => Ok(None),
         }
     }

@@ -37,8 +37,9 @@ impl PyLoss {
         let shape = [batch.samples, batch.width];
         let outputs = Array::shared(Arc::clone(&batch.outputs), &shape);
         let targets = match &batch.targets {
-            LossTargets::Classes(classes) => Array::shared(Arc::clone(classes), &shape[..1]),
-            LossTargets::Numbers(numbers) => Array::shared(Arc::clone(numbers), &shape),
+            // Copies, because a function that wrote to them would change those of the next call.
+            LossTargets::Classes(classes) => Array::shaped(classes.to_vec(), &shape[..1]),
+            LossTargets::Numbers(numbers) => Array::shaped(numbers.to_vec(), &shape),
         };
         let answer = self.function.bind(py).call1((outputs, targets, gradient.is_some()))?;
         let (given, slopes): (Bound<'_, PyAny>, Bound<'_, PyAny>) = answer.extract()?;

@@ -348,6 +348,22 @@ def test_the_example_learns_cartpole():
     assert found and np.mean([int(text) for text in found[1].split(",")]) > 60, run.stdout
 
 
+def test_weights_that_are_not_finite_are_not_widened_into_a_snapshot():
+    learners = made()
+    train(learners, range(3))
+    learners.step()
+    learners.apply([None, None])
+    x = arrays(1, 16, 3)
+    learners.forward(x, env=0)
+    learners.backward(np.full((16, 2), np.nan, np.float32), env=0)
+    learners.update(env=0)
+    with pytest.raises(errors.StateError, match="not finite"):
+        learners.widen(0, "hidden.0", 4)
+    learners.step()
+    assert learners.rollbacks == [1, 0] and np.isfinite(learners.eval(x, env=0)).all()
+    learners.widen(0, "hidden.0", 4)
+
+
 def test_layers_get_wider_with_the_function_kept_and_through_a_checkpoint(tmp_path):
     learners = made(width_init="net2wider", optimizer="adam")
     train(learners, range(3))

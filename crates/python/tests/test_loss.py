@@ -141,6 +141,20 @@ def test_a_function_gets_views_of_outputs_and_targets(tmp_path):
     assert all(np.isfinite(o).all() for o, _ in seen)
 
 
+def test_a_function_that_writes_to_its_arrays_changes_no_other_call(tmp_path):
+    def careless(outputs, classes):
+        returned = cross_entropy(outputs, classes)
+        outputs[:] = 0
+        classes[:] = 0
+        return returned
+
+    given = {**SETTINGS, "dataset": "blobs", "controller": grow, "envs": 1}
+    runs = [meristem.train(**given, loss=loss, run_dir=tmp_path / loss.__name__) for loss in (cross_entropy, careless)]
+    assert same_bits(*runs)
+    modules = [run.events["counterfactuals"]["modules"] for run in runs]
+    assert any(modules[0]) and modules[0] == modules[1]
+
+
 def test_the_bits_do_not_depend_on_workers_stops_and_kills(tmp_path):
     given = {**SETTINGS, "dataset": "blobs", "controller": grow, "loss": cross_entropy}
     given["checkpoint_every"] = 1

@@ -182,13 +182,20 @@ fn widen_all(layers: &mut [HostLayer], names: &[&str], by: usize) {
     }
 }
 
+/// A layer with its other fields alone.
+fn without_branches(layer: &HostLayer) -> HostLayer {
+    let mut layer = layer.clone();
+    layer.branches_mut().into_iter().for_each(|(_, branch)| branch.clear());
+    layer
+}
+
 /// Whether `wide` has the layers of `narrow`, with at least their features.
 fn are_as_wide(wide: &[HostLayer], narrow: &[HostLayer]) -> bool {
     let one = |(wide, narrow): (&HostLayer, &HostLayer)| {
         let branches = |layer: &HostLayer| layer.branches().len();
         if branches(wide) > 0 && branches(wide) == branches(narrow) {
             let pairs = wide.branches().into_iter().zip(narrow.branches());
-            return wide.name() == narrow.name()
+            return without_branches(wide) == without_branches(narrow)
                 && pairs.into_iter().all(|((_, wide), (_, narrow))| are_as_wide(wide, narrow));
         }
         let mut same = narrow.clone();

@@ -1,12 +1,12 @@
 //! Modules that are part of their host from the first step.
 
 use meristem_grow::{
-    Birth, BlueprintSet, Curve, Gates, Host, Optimisers, Rules, SlotClass, Speed, Stage, Style,
-    Topology,
+    AlphaTarget, Birth, BlueprintSet, Counterfactual, Curve, Gates, Germination, Host, ModuleScope,
+    Optimisers, Rules, SlotClass, Speed, Stage, Style, Topology,
 };
 use meristem_nn::graph::NodeOp;
 
-use crate::common::{CIFAR, grow_to, host};
+use crate::common::{CIFAR, fine, germination, grow_to, host};
 
 const SLOT: &str = "r0c0";
 
@@ -39,21 +39,38 @@ fn a_joint_module_is_in_its_host_from_training_on() {
 
 #[test]
 fn a_slow_prune_lowers_the_alpha_of_a_joint_module() {
-    let mut host = in_stage(Stage::Holding);
-    host.prune(0, Speed::Fast, Curve::Linear).unwrap();
-    let mut alphas = vec![host.alphas()[0]];
-    for _ in 0..2 {
-        host.step();
-        alphas.push(host.alphas()[0]);
+    // Whatever alpha its blending has: none in Training, half of it with this target.
+    let mut half = host("baseline", CIFAR, rules());
+    let germination =
+        Germination { alpha_target: AlphaTarget::Half, ..germination(0, Style::LinearAdd) };
+    half.germinate(0, germination).unwrap();
+    while half.slots()[0].stage != Stage::Holding {
+        half.step();
+        half.advance(0, &fine()).unwrap();
     }
-    assert!(alphas[0] == 1.0 && alphas.is_sorted_by(|a, b| a > b), "{alphas:?}");
+    for mut host in [half, in_stage(Stage::Holding), in_stage(Stage::Training)] {
+        host.prune(0, Speed::Fast, Curve::Linear).unwrap();
+        let mut alphas = vec![host.alphas()[0]];
+        for _ in 0..3 {
+            host.step();
+            alphas.push(host.alphas()[0]);
+        }
+        // Three steps, linear.
+        assert_eq!(alphas, [1.0, 2.0 / 3.0, 1.0 / 3.0, 0.0]);
+        assert_eq!(host.slots()[0].stage, Stage::Pruned);
+    }
 }
 
 #[test]
-fn a_joint_module_in_training_is_pruned_at_once() {
-    let mut host = in_stage(Stage::Training);
-    host.prune(0, Speed::Slow, Curve::Linear).unwrap();
-    assert_eq!(host.slots()[0].stage, Stage::Pruned);
+fn a_joint_module_in_training_is_left_out_where_modules_are() {
+    let host = in_stage(Stage::Training);
+    let rows = Counterfactual::leave_one_out(&host, ModuleScope::Live);
+    let alphas: Vec<f32> = rows.rows().iter().map(|row| row[0]).collect();
+    assert_eq!(alphas, [1.0, 0.0]);
+    let aside = Rules { birth: Birth::Aside, ..rules() };
+    let mut host = self::host("baseline", CIFAR, aside);
+    grow_to(&mut host, SLOT, 0, Style::LinearAdd, Stage::Training);
+    assert_eq!(Counterfactual::leave_one_out(&host, ModuleScope::Live).rows().len(), 1);
 }
 
 #[test]

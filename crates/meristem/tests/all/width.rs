@@ -103,6 +103,18 @@ fn replicas_get_wider_together() {
     }
 }
 
+/// A wider layer takes a snapshot, and must not hide that every step fails.
+#[test]
+fn widening_does_not_end_a_row_of_failures() {
+    let m = with_images();
+    let line =
+        |step| format!(r#"{{"step": {step}, "op": "WIDEN", "layer": "blocks.0.conv", "by": 1}}"#);
+    fs::write(m.path("all.jsonl"), (0..10).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    let diverging = "--lr 1e4 --clip-norm 1e9 --envs 1 --steps 10 --run-dir";
+    m.fails(&format!("{RUN} --controller none {diverging} none"), 1, &["diverged"]);
+    m.fails(&format!("{RUN} --controller fixed:all.jsonl {diverging} wide"), 1, &["diverged"]);
+}
+
 #[test]
 fn what_cannot_become_wider_is_an_error_with_the_line() {
     let m = with_images();

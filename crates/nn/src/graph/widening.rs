@@ -83,16 +83,20 @@ impl TensorOrigin {
     /// Elements of a parameter or buffer in the wider network. `old` has those of the narrower one,
     /// `new` those of a new tensor.
     pub(crate) fn weights(&self, old: &[f32], new: Vec<f32>) -> Vec<f32> {
-        self.values(old, new, |share| share)
+        self.values(old, new, |_, column| column)
     }
 
-    /// State of an optimiser in the wider network; 0 for new elements. A squared gradient scales
-    /// with the square of the share.
+    /// State of an optimiser in the wider network; 0 for new elements. An average of gradients
+    /// scales as the weights do, so that the function moves on as it did. An average of squared
+    /// gradients is what the wider network would have measured: the gradient of a copy's incoming
+    /// weights is its share of the original's, that of its outgoing weights is the original's.
     pub(crate) fn moments(&self, old: &[f32], len: usize, squared: bool) -> Vec<f32> {
-        self.values(old, vec![0.0; len], |share| if squared { share * share } else { share })
+        let factor = |row: f32, column: f32| if squared { row * row } else { column };
+        self.values(old, vec![0.0; len], factor)
     }
 
-    fn values(&self, old: &[f32], mut new: Vec<f32>, factor: impl Fn(f32) -> f32) -> Vec<f32> {
+    /// `factor` is of the shares of row and column.
+    fn values(&self, old: &[f32], mut new: Vec<f32>, factor: impl Fn(f32, f32) -> f32) -> Vec<f32> {
         let kernel = new.len() / (self.rows.len() * self.columns.len()).max(1);
         // Every feature of the narrower network is still there.
         let origins = self.columns.iter().filter_map(|column| column.origin);
@@ -103,9 +107,10 @@ impl TensorOrigin {
                 match (row.origin, column.origin) {
                     (None, _) => {}
                     (Some(_), None) => to.fill(0.0),
-                    (Some(row), Some(at)) => {
-                        let start = (row * old_columns + at) * kernel;
-                        let (factor, from) = (factor(column.share), &old[start..start + kernel]);
+                    (Some(origin), Some(at)) => {
+                        let start = (origin * old_columns + at) * kernel;
+                        let factor = factor(row.share, column.share);
+                        let from = &old[start..start + kernel];
                         to.iter_mut().zip(from).for_each(|(to, from)| *to = factor * from);
                     }
                 }

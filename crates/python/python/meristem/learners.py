@@ -19,6 +19,10 @@ from .weights import Weights, parse
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
+#: Most features of a layer.
+FEATURES_MAX = 65_536
+
+
 class Learners:
     """A fleet of networks that grow, trained by the program's own loop.
 
@@ -177,7 +181,8 @@ class Learners:
     def widen(self, env: int, layer: str, by: int) -> None:
         """Gives a layer of an env further features, apart from actions.
 
-        The network computes the same function. The setting ``width_init`` has the initial parameters.
+        The network computes the same function, and a forward pass whose backward pass is due is dropped.
+        The setting ``width_init`` has the initial parameters.
 
         Args:
             env: The env.
@@ -185,11 +190,12 @@ class Learners:
             by: Number of further features.
 
         Raises:
-            StateError: The layer cannot become wider, or a gradient waits for :meth:`update`.
+            StateError: The layer cannot become wider, a gradient waits for :meth:`update`, or weights are
+                not finite.
         """
         if not isinstance(layer, str):
             raise refused("layer", layer, "the name of a layer")
-        self._loop.widen(self._env(env), layer, integer("by", by, 1))
+        self._loop.widen(self._env(env), layer, integer("by", by, 1, FEATURES_MAX))
 
     @property
     def envs(self) -> list[Env]:

@@ -271,6 +271,16 @@ impl Env {
         self.has_lasting_change() || (calm && rules.snapshot_due(step as u32, false))
     }
 
+    /// Records that a snapshot was taken after `step`, which ends a row of failures. A wider layer
+    /// does not: it is legal also after a rollback.
+    pub(crate) fn snapshot_taken(&mut self, step: usize) {
+        self.governor.snapshot_step = Some(step);
+        let widened = self.seen.last == Some((ActionOp::Widen, true));
+        if !widened || self.governor.vitals.is_calm() {
+            self.governor.failures = 0;
+        }
+    }
+
     /// Whether the last op made a module permanent or a layer wider, which a rollback keeps.
     fn has_lasting_change(&self) -> bool {
         matches!(self.seen.last, Some((ActionOp::Fossilize | ActionOp::Widen, true)))

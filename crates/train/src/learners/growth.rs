@@ -97,18 +97,27 @@ impl Learners {
 
     /// Gives a layer of an env `by` further features, apart from actions. The network computes the
     /// same function ([`meristem_nn::Network::widen`]); the setting `width_init` has the initial
-    /// parameters. The measurement of the step's gradients begins anew for this env. Waits for the
-    /// device.
+    /// parameters. The measurement of the step's gradients begins anew for this env, and a forward
+    /// pass whose backward pass is due is dropped. The wider network is the env's new snapshot.
+    /// Waits for the device.
     ///
     /// # Errors
     /// [`Error::Session`]: no such env, a layer that cannot become wider, a gradient that waits for
-    /// its update; nothing has changed then. Out of memory, a failed device.
+    /// its update, weights that are not finite, which [`Learners::step`] restores; nothing has
+    /// changed then. Out of memory, a failed device.
     pub fn widen(&mut self, env: usize, layer: &str, by: usize) -> Result<()> {
         self.check_no_gradient("widen")?;
         let envs = self.population.envs.len();
         let Some(it) = self.population.envs.get_mut(env) else {
             return Err(wrong(format!("widen: env {env} is not one of {envs} envs")));
         };
+        let weights = it.grown.network.state_dict()?;
+        let mut values = weights.iter().filter_map(|(_, tensor)| tensor.as_f32()).flatten();
+        if !values.all(|value| value.is_finite()) {
+            return Err(wrong(format!(
+                "widen: the weights of env {env} are not finite; call step, which restores them"
+            )));
+        }
         let host = &mut it.grown.host;
         let widened = host.find_layer(layer).and_then(|layer| host.widen(layer, by));
         widened.map_err(|reason| wrong(format!("widen: env {env}, {reason}")))?;
@@ -204,7 +213,7 @@ impl Learners {
                 env.grown.sync(&self.setup)?;
                 let (network, snapshot, graph) = env.snapshot_parts(&self.setup)?;
                 snapshot.take(network, &graph)?;
-                (env.governor.snapshot_step, env.governor.failures) = (Some(step), 0);
+                env.snapshot_taken(step);
             }
         }
         Ok(())

@@ -18,9 +18,9 @@
 //! it, so nothing is ended or penalised then.
 //!
 //! **Snapshots** are kept on the env's device. One is taken at the beginning of an episode, then at
-//! fixed intervals and whenever a module is fossilized, so that it always has the env's fossilized
-//! modules. In a step that failed or whose loss was a spike, only fossilizing a module takes one.
-//! Too many failures without a snapshot in between end the run, because rolling back does not help,
+//! fixed intervals, and whenever a module is fossilized or a layer gets wider, so that it always has
+//! the env's fossilized modules and widths. In a step that failed or whose loss was a spike, only
+//! these take one; that of a wider layer does not count as the end of a failure. Too many failures without a snapshot in between end the run, because rolling back does not help,
 //! and so does an episode in which every step fails. The other envs end with it, because a policy
 //! learns from all envs or from none. In a run with members and without a policy only the member
 //! of the env ends.
@@ -134,7 +134,7 @@ pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
     }
     meristem_nn::NetworkFleet::new(networks).take_snapshots(snapshots)?;
     for env in due {
-        (env.governor.snapshot_step, env.governor.failures) = (Some(env.grown.own_step(step)), 0);
+        env.snapshot_taken(env.grown.own_step(step));
     }
     Ok(())
 }
