@@ -394,7 +394,8 @@ def test_layers_get_wider_with_the_function_kept_and_through_a_checkpoint(tmp_pa
         (lambda it: it.widen(2, "hidden.0", 1), errors.ArgumentError, "env"),
         (lambda it: it.widen(0, "hidden.0", 0), errors.ArgumentError, "by"),
         (lambda it: it.widen(0, 3, 1), errors.ArgumentError, "layer"),
-        (lambda it: it.widen(0, "hidden.0", 10**9), errors.StateError, "hidden.0"),
+        (lambda it: it.widen(0, "hidden.0", 65_536), errors.StateError, "hidden.0"),
+        (lambda it: it.widen(0, "hidden.0", 10**9), errors.ArgumentError, "1 to 65536"),
     ],
 )
 def test_a_layer_that_cannot_get_wider_is_named(call, error, text):

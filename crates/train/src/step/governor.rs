@@ -18,9 +18,10 @@
 //! it, so nothing is ended or penalised then.
 //!
 //! **Snapshots** are kept on the env's device. One is taken at the beginning of an episode, then at
-//! fixed intervals, and whenever a module is fossilized or a layer gets wider, so that it always has
-//! the env's fossilized modules and widths. In a step that failed or whose loss was a spike, only
-//! these take one; that of a wider layer does not count as the end of a failure. Too many failures without a snapshot in between end the run, because rolling back does not help,
+//! fixed intervals, and whenever a module is fossilized or a layer gets wider, so that it always
+//! has the env's fossilized modules and widths. In a step that failed or whose loss was a spike,
+//! only these take one; that of a wider layer does not end a row of failures.
+//! Too many failures without a snapshot in between end the run, because rolling back does not help,
 //! and so does an episode in which every step fails. The other envs end with it, because a policy
 //! learns from all envs or from none. In a run with members and without a policy only the member
 //! of the env ends.
