@@ -8,7 +8,7 @@ use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
 use crate::common::{Random, cuda};
 use crate::golden_optimisers;
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
-use crate::widen::{convolutions, optimisers};
+use crate::widen::convolutions;
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::graph::{BlendMode, Graph, WidthInit};
 use meristem_nn::{
@@ -100,17 +100,16 @@ fn training_follows_the_processors() {
     }
 }
 
-/// After growth in width both devices go on alike.
+/// After growth in width both devices go on alike. With SGD: Adam would turn the rounding of a
+/// gradient that is 0, that of a bias before batch norm, into whole steps.
 #[test]
 fn a_wider_network_follows_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
-    for (optimiser, init) in
-        optimisers().into_iter().flat_map(|o| WidthInit::ALL.map(|init| (o, init)))
-    {
+    for init in WidthInit::ALL {
         let [ours, theirs] = [&gpu, &cpu].map(|stream| {
-            let mut it = network(stream, &convolutions(optimiser, [5, 6]), BATCH);
+            let mut it = network(stream, &convolutions(host::SGD.into(), [5, 6]), BATCH);
             train(&mut it, 0..STEPS, BATCH);
-            it.widen(convolutions(optimiser, [8, 13]), init).unwrap();
+            it.widen(convolutions(host::SGD.into(), [8, 13]), init).unwrap();
             train(&mut it, STEPS..2 * STEPS, BATCH);
             (it.state_dict().unwrap(), it.momentum_dict().unwrap())
         });

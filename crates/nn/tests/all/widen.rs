@@ -53,7 +53,7 @@ fn outputs(network: &mut Network) -> Vec<f32> {
     network.infer(&x, 0).unwrap().to_vec().unwrap()
 }
 
-pub(crate) fn optimisers() -> [Optimiser; 2] {
+fn optimisers() -> [Optimiser; 2] {
     [
         SGD.into(),
         Optimiser::Adam(AdamConfig {
