@@ -183,8 +183,8 @@ impl Action {
         })
     }
 
-    /// One choice per head; 0 for the heads that this action does not use. WIDEN, which no head
-    /// has, has those of WAIT.
+    /// One choice per head; 0 for the heads that this action does not use. WIDEN is no choice of
+    /// the `op` head and gives the choices of WAIT.
     pub fn choices(&self) -> Choices {
         let op = self.op().index();
         match *self {

@@ -45,8 +45,8 @@ pub struct HeuristicConfig {
     pub tempo: Tempo,
     /// Alpha target of every germination: 1.
     pub alpha_target: AlphaTarget,
-    /// Share of a layer's initial features by which it becomes wider; 0, the default, for no wider
-    /// layers.
+    /// Number of further features that a layer gets at once, as a share of its initial features; 0,
+    /// the default, for no growth in width.
     pub widen_by: f64,
     /// Steps between two wider layers of an env: 3.
     pub widen_pause: u32,
@@ -182,7 +182,7 @@ impl Heuristic {
             .find(|action| *action != Action::Wait && legal(action, view.host).is_ok())
             .unwrap_or(Action::Wait);
         if matches!(action, Action::Widen { .. }) {
-            self.memory(view.env, view.host).steps_since_widen = Some(0);
+            memory.steps_since_widen = Some(0);
         }
         action
     }

@@ -265,19 +265,24 @@ impl Host {
             return Ok(());
         }
         // `Host::new` checked that every blueprint fits every slot, so the size exists.
-        let Ok(NetworkSize { parameters, macs }) = self.size_with(index, blueprint) else {
-            return Ok(());
-        };
+        let Ok(size) = self.size_with(index, blueprint) else { return Ok(()) };
+        let Some((what, needs, limit)) = self.exceeded(size) else { return Ok(()) };
+        let slot = self.slot(index)?.name.clone();
+        let blueprint = self.blueprint(blueprint)?.name.clone();
+        Err(LifecycleError::TooLarge { slot, blueprint, what, needs, limit })
+    }
+
+    /// The limit that a network of this size exceeds: its unit, the size, and the limit.
+    fn exceeded(
+        &self,
+        NetworkSize { parameters, macs }: NetworkSize,
+    ) -> Option<(&'static str, u64, u64)> {
+        let Rules { max_parameters, max_macs, .. } = self.rules;
         let limits = [("parameters", parameters, max_parameters), ("MACs", macs, max_macs)];
-        for (what, needs, limit) in limits {
-            if let Some(limit) = limit.filter(|limit| needs > *limit) {
-                let (slot, blueprint) =
-                    (self.slot(index)?.name.clone(), self.blueprint(blueprint)?);
-                let blueprint = blueprint.name.clone();
-                return Err(LifecycleError::TooLarge { slot, blueprint, what, needs, limit });
-            }
-        }
-        Ok(())
+        let exceeded = |(what, needs, limit): (_, u64, Option<u64>)| {
+            Some((what, needs, limit.filter(|limit| needs > *limit)?))
+        };
+        limits.into_iter().find_map(exceeded)
     }
 
     /// Checks that a blueprint may germinate in a slot. The slot must be dormant, the host must

@@ -1,4 +1,4 @@
-// Elements of eight bits for those of f32; int8.rs describes the format.
+// Conversion between f32 and codes of eight bits; int8.rs describes the format.
 #include "comm.cuh"
 
 // Elements that share a scale; the same as in int8.rs.

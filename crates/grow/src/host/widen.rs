@@ -1,10 +1,13 @@
 //! Growth in width: more features of a layer of the host.
 
+use std::collections::HashMap;
+
+use meristem_nn::graph::Dims;
+
 use super::{Host, check_size};
 use crate::error::Result;
-use crate::graph::NetworkSize;
 use crate::lifecycle::{LifecycleError, Slot};
-use crate::spec::{HostError, HostSpec, SizedLayer, WidenableLayer};
+use crate::spec::{HostError, HostSpec, SizedLayer, SlotName, WidenableLayer};
 use crate::suggest::nearest;
 
 /// A layer that became wider.
@@ -71,9 +74,8 @@ impl Host {
             let (host, first) = (spec.to_string(), self.spec.to_string());
             return Err(HostError::Widths { host, first }.into());
         }
-        let before = self.slots.clone();
         self.spec = spec;
-        self.update_sizes(&before)?;
+        self.update_sizes()?;
         Ok(self)
     }
 
@@ -97,45 +99,33 @@ impl Host {
         }
         let mut host = self.clone();
         host.spec = self.spec.widened(name, by).map_err(|error| fail(error.to_string()))?;
-        host.update_sizes(&self.slots).map_err(|error| fail(error.to_string()))?;
-        host.check_limits().map_err(fail)?;
+        host.update_sizes().map_err(|error| fail(error.to_string()))?;
+        let size = host.size().map_err(|error| fail(error.to_string()))?;
+        if let Some((what, needs, limit)) = host.exceeded(size) {
+            let problem = format!("with it the host has {needs} {what}, and its limit is {limit}");
+            return Err(fail(problem));
+        }
         let change = WidthChange { layer: name.clone(), from: *features, to: features + by };
         Ok((host, change))
     }
 
     /// Updates everything that depends on the widths of layers.
-    fn update_sizes(&mut self, before: &[Slot]) -> Result<()> {
+    fn update_sizes(&mut self) -> Result<()> {
         let sized = self.spec.sizes(&self.image)?;
-        let dims = |name: &str| {
-            let at = |sized: &&SizedLayer<'_>| {
-                sized.layer.slot().is_some_and(|slot| slot.as_str() == name)
-            };
-            sized.iter().find(at).map(|sized| sized.output)
-        };
-        for (index, slot) in self.slots.iter_mut().enumerate() {
-            slot.dims = dims(slot.name.as_str()).unwrap_or(slot.dims);
-            if slot.dims != before[index].dims {
-                for (blueprint, fits) in self.blueprints.iter().zip(&mut self.fits[index]) {
-                    check_size(blueprint, slot.dims)?;
-                    *fits = blueprint.fits(slot.dims);
-                }
+        let at_slot = |sized: &SizedLayer<'_>| Some((sized.layer.slot()?.clone(), sized.output));
+        let dims: HashMap<SlotName, Dims> = sized.iter().filter_map(at_slot).collect();
+        for (slot, fits) in self.slots.iter_mut().zip(&mut self.fits) {
+            let now = dims[&slot.name];
+            if now == slot.dims {
+                continue;
+            }
+            slot.dims = now;
+            for (blueprint, fits) in self.blueprints.iter().zip(fits) {
+                check_size(blueprint, now)?;
+                *fits = blueprint.fits(now);
             }
         }
         self.bare_parameters = sized.iter().map(|sized| sized.parameters).sum();
         Ok(())
-    }
-
-    fn check_limits(&self) -> Result<(), String> {
-        let (most_parameters, most_macs) = (self.rules.max_parameters, self.rules.max_macs);
-        let NetworkSize { parameters, macs } = self.size().map_err(|error| error.to_string())?;
-        let limits = [("parameters", parameters, most_parameters), ("MACs", macs, most_macs)];
-        let over =
-            limits.into_iter().find(|(_, needs, limit)| limit.is_some_and(|most| *needs > most));
-        match over {
-            Some((what, needs, Some(limit))) => {
-                Err(format!("with it the host has {needs} {what}, and its limit is {limit}"))
-            }
-            _ => Ok(()),
-        }
     }
 }

@@ -68,7 +68,11 @@ impl HostSpec {
             Some(between) => {
                 between.map_err(|reason| fail(format!("it cannot become wider: {reason}")))?
             }
-            None => return Err(fail("it is no layer with a width of its own".into())),
+            None => {
+                return Err(fail(
+                    "no convolution or linear layer with a settable width has this name".into(),
+                ));
+            }
         };
         let mut list = self.list().clone();
         let wider = [layer].into_iter().chain(between.depthwise).collect::<Vec<_>>();
@@ -87,7 +91,7 @@ impl HostSpec {
     }
 }
 
-/// Name and output features of a layer that has a width of its own.
+/// Name and output features of a convolution or linear layer with a settable width.
 fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
     match layer {
         HostLayer::Conv2d { name, out, groups: 1, .. } => Some((name, *out)),

@@ -35,8 +35,8 @@ fn hidden_layers_can_become_wider_where_each_feature_is_computed_by_itself() {
         assert!(wider.is_as_wide_as(&resnet) && !resnet.is_as_wide_as(&wider));
     }
     for (layer, reason) in [
-        ("nothing", "no layer with a width"),
-        ("classifier", "no layer with a width"),
+        ("nothing", "with a settable width"),
+        ("classifier", "with a settable width"),
         ("stem.conv", "several branches read it"),
     ] {
         let name = resnet.all_layers().iter().filter_map(|layer| layer.name()).next().unwrap();

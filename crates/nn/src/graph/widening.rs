@@ -1,4 +1,4 @@
-//! Parameters of a wider network from those of a narrower one.
+//! Parameters of a wider network, made from the parameters of a narrower network.
 //!
 //! Both graphs have the same nodes; some layers of the wider one have more output features. The
 //! features of every node are traced from input to output: each feature of the wider network is a
@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WidthInit {
-    /// Incoming weights as those of a new layer, outgoing weights 0. Outgoing weights learn from
+    /// Incoming weights as in a new layer, outgoing weights 0. Outgoing weights learn from
     /// the first step on, incoming weights from the second.
     #[default]
     Zero,
@@ -80,8 +80,8 @@ pub(crate) struct TensorOrigin {
 }
 
 impl TensorOrigin {
-    /// Elements of a parameter or buffer in the wider network. `old` has those of the narrower one,
-    /// `new` those of a new tensor.
+    /// Elements of a parameter or buffer in the wider network. `old` has the elements in the
+    /// narrower network, `new` the initial elements of a new tensor.
     pub(crate) fn weights(&self, old: &[f32], new: Vec<f32>) -> Vec<f32> {
         self.values(old, new, |_, column| column)
     }
