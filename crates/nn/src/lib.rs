@@ -64,8 +64,8 @@ pub use kernels::Isa;
 pub use loss::Loss;
 pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout, PairedLoss};
 pub use network::{
-    LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, SequenceDraw, SequenceNetwork,
-    SequenceOptions, SequenceRun, Snapshot, observed_weight,
+    FurtherFeatures, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, SequenceDraw,
+    SequenceNetwork, SequenceOptions, SequenceRun, Snapshot, WidthProbe, observed_weight,
 };
 pub use plan::{Plan, PlanMode, PlanOptions};
 pub use precision::Precision;

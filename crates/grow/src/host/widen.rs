@@ -79,18 +79,15 @@ impl Host {
         Ok(self)
     }
 
-    fn widened(&self, layer: usize, by: usize) -> Result<(Host, WidthChange), LifecycleError> {
-        let layers = self.widenable();
-        let Some(WidenableLayer { name, features, slots }) = layers.get(layer) else {
-            let (layer, layers) = (format!("number {layer}"), layers.len());
-            let problem = format!("the host has {layers} layers that can become wider");
-            return Err(LifecycleError::Widen { layer, problem });
-        };
-        let fail = |problem: String| LifecycleError::Widen { layer: name.clone(), problem };
-        if by == 0 {
-            return Err(fail("it must get at least 1 further feature, got 0".into()));
-        }
-        let wider = |slot: &&Slot| slots.contains(&slot.name);
+    /// This host with `by` further features of a layer, whatever its limits and rules: a network
+    /// whose further features are measured ([`meristem_nn::WidthProbe`]).
+    ///
+    /// # Errors
+    /// [`LifecycleError::Widen`] for a layer that cannot become wider, or sizes that are too large.
+    pub fn with_features(&self, layer: usize, by: usize) -> Result<Self, LifecycleError> {
+        let layer = self.widenable_layer(layer)?;
+        let fail = |problem: String| LifecycleError::Widen { layer: layer.name.clone(), problem };
+        let wider = |slot: &&Slot| layer.slots.contains(&slot.name);
         if let Some(slot) = self.slots.iter().filter(wider).find(|slot| slot.module.is_some()) {
             return Err(fail(format!(
                 "slot {}, which gets wider with it, has a module; only empty slots can",
@@ -98,15 +95,45 @@ impl Host {
             )));
         }
         let mut host = self.clone();
-        host.spec = self.spec.widened(name, by).map_err(|error| fail(error.to_string()))?;
+        host.spec = self.spec.widened(&layer.name, by).map_err(|error| fail(error.to_string()))?;
         host.update_sizes().map_err(|error| fail(error.to_string()))?;
+        Ok(host)
+    }
+
+    /// The layer that is wider than in `before`, a description of this host before one of its
+    /// layers became wider: its index and the number of its further features.
+    pub fn wider_than(&self, before: &HostSpec) -> Option<(usize, usize)> {
+        let pairs = before.widenable().into_iter().zip(self.widenable()).enumerate();
+        let mut further = pairs.map(|(at, (old, new))| (at, new.features - old.features));
+        further.find(|(_, further)| *further > 0)
+    }
+
+    fn widened(&self, layer: usize, by: usize) -> Result<(Host, WidthChange), LifecycleError> {
+        let found = self.widenable_layer(layer)?;
+        let WidenableLayer { ref name, features, .. } = found;
+        let fail = |problem: String| LifecycleError::Widen { layer: name.clone(), problem };
+        if by == 0 {
+            return Err(fail("it must get at least 1 further feature, got 0".into()));
+        }
+        found.suits(self.rules.width_init).map_err(fail)?;
+        let host = self.with_features(layer, by)?;
         let size = host.size().map_err(|error| fail(error.to_string()))?;
         if let Some((what, needs, limit)) = host.exceeded(size) {
             let problem = format!("with it the host has {needs} {what}, and its limit is {limit}");
             return Err(fail(problem));
         }
-        let change = WidthChange { layer: name.clone(), from: *features, to: features + by };
+        let change = WidthChange { layer: name.clone(), from: features, to: features + by };
         Ok((host, change))
+    }
+
+    fn widenable_layer(&self, layer: usize) -> Result<WidenableLayer, LifecycleError> {
+        let mut layers = self.widenable();
+        if layer < layers.len() {
+            return Ok(layers.swap_remove(layer));
+        }
+        let (layer, layers) = (format!("number {layer}"), layers.len());
+        let problem = format!("the host has {layers} layers that can become wider");
+        Err(LifecycleError::Widen { layer, problem })
     }
 
     /// Updates everything that depends on the widths of layers.

@@ -1,5 +1,7 @@
 //! Layers of a host that can become wider.
 
+use meristem_nn::graph::WidthInit;
+
 use super::error::HostError;
 use super::host_layer::{Features, HostLayer};
 use super::host_spec::HostSpec;
@@ -18,6 +20,33 @@ pub struct WidenableLayer {
     pub features: usize,
     /// Slots between the layer and the layers that read it, which get wider with it.
     pub slots: Vec<SlotName>,
+    /// Whether the layer has a bias.
+    has_bias: bool,
+    /// Whether a norm or a convolution is between the layer and the layer that reads it.
+    is_apart: bool,
+    /// Whether it and the layer that reads it are linear layers with biases, and only activation
+    /// functions and slots are between them.
+    is_linear: bool,
+}
+
+impl WidenableLayer {
+    /// Checks that an initialisation of further features suits the layer.
+    ///
+    /// # Errors
+    /// The requirements of the initialisation.
+    pub fn suits(&self, init: WidthInit) -> Result<(), String> {
+        let needs = match init {
+            WidthInit::Gradmax if self.is_apart || !self.has_bias => {
+                "a layer with a bias, and no norm or convolution between it and the next one"
+            }
+            WidthInit::Tiny if !self.is_linear => {
+                "two linear layers with biases, and nothing but activation functions between them"
+            }
+            _ => return Ok(()),
+        };
+        let init = init.name();
+        Err(format!("width-init {init} needs {needs}; zero, net2wider and firefly suit all layers"))
+    }
 }
 
 /// Layers between a layer and the one that reads it.
@@ -26,6 +55,10 @@ struct Between<'a> {
     /// Depthwise convolutions, which get the same number of features.
     depthwise: Vec<&'a str>,
     slots: Vec<SlotName>,
+    has_norm: bool,
+    has_image: bool,
+    /// The layer that reads it, if it is linear with a bias.
+    is_read_linearly: bool,
 }
 
 impl HostSpec {
@@ -39,8 +72,7 @@ impl HostSpec {
             for (i, layer) in layers.iter().enumerate() {
                 let Some((name, features)) = width_of(layer) else { continue };
                 if let Ok(between) = Between::after(&layers[i + 1..], features) {
-                    let (name, slots) = (name.to_owned(), between.slots);
-                    found.push(WidenableLayer { name, features, slots });
+                    found.push(between.layer(layer, name, features));
                 }
             }
         });
@@ -101,6 +133,19 @@ fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
 }
 
 impl<'a> Between<'a> {
+    /// A layer that becomes wider, with what is between it and the layer that reads it.
+    fn layer(self, layer: &HostLayer, name: &str, features: usize) -> WidenableLayer {
+        let has_bias = matches!(
+            layer,
+            HostLayer::Conv2d { bias: true, .. } | HostLayer::Linear { bias: true, .. }
+        );
+        let is_apart = self.has_norm || !self.depthwise.is_empty();
+        let is_vector = matches!(layer, HostLayer::Linear { .. }) && !self.has_image;
+        let is_linear = has_bias && is_vector && !is_apart && self.is_read_linearly;
+        let (name, slots) = (name.to_owned(), self.slots);
+        WidenableLayer { name, features, slots, has_bias, is_apart, is_linear }
+    }
+
     /// Follows the `features` of a layer through the layers after it; the error is the reason why
     /// it cannot become wider.
     fn after(layers: &'a [HostLayer], features: usize) -> Result<Self, String> {
@@ -108,6 +153,8 @@ impl<'a> Between<'a> {
         for layer in layers {
             match layer {
                 HostLayer::Conv2d { groups: 1, .. } | HostLayer::Linear { .. } => {
+                    between.is_read_linearly =
+                        matches!(layer, HostLayer::Linear { bias: true, .. });
                     return Ok(between);
                 }
                 HostLayer::Conv2d { name, groups, out, .. }
@@ -116,8 +163,13 @@ impl<'a> Between<'a> {
                     between.depthwise.push(name);
                 }
                 HostLayer::Slot { name } => between.slots.push(name.clone()),
-                HostLayer::BatchNorm { .. }
-                | HostLayer::Relu
+                HostLayer::BatchNorm { .. } => between.has_norm = true,
+                HostLayer::MaxPool2d { .. }
+                | HostLayer::AvgPool2d { .. }
+                | HostLayer::GlobalAvgPool
+                | HostLayer::GlobalMaxPool
+                | HostLayer::Flatten => between.has_image = true,
+                HostLayer::Relu
                 | HostLayer::Sigmoid
                 | HostLayer::Tanh
                 | HostLayer::LeakyRelu { .. }
@@ -126,12 +178,7 @@ impl<'a> Between<'a> {
                 | HostLayer::GeluTanh
                 | HostLayer::Silu
                 | HostLayer::Softplus
-                | HostLayer::HardSwish
-                | HostLayer::MaxPool2d { .. }
-                | HostLayer::AvgPool2d { .. }
-                | HostLayer::GlobalAvgPool
-                | HostLayer::GlobalMaxPool
-                | HostLayer::Flatten => {}
+                | HostLayer::HardSwish => {}
                 HostLayer::Conv2d { .. } => {
                     return Err(format!(
                         "`{}` reads it in groups",

@@ -33,23 +33,80 @@ fn widths(of: &Outcome) -> usize {
 #[test]
 fn a_run_that_widens_is_resumed_to_the_same_bits() {
     let m = with_script();
-    for init in ["zero", "net2wider"] {
+    for init in ["zero", "net2wider", "firefly"] {
         let run = scripted(&format!("--width-init {init} --optimizer adam --run-dir"));
         m.ok(&format!("{run} {init}"));
         let whole = outcome(&m, init);
         assert_eq!(widths(&whole), 5, "both envs twice, and one a third time");
-        let mut kills = 0;
-        for events in [12, 17, 24, 30, 38] {
-            let name = format!("{init}-{events}");
-            if killed_at(&m, &format!("{run} {name}"), &name, Moment::Events(events)) {
-                kills += 1;
-                m.ok(&format!("train --resume {name}"));
-            }
-            assert_same(&outcome(&m, &name), &whole, &format!("killed after {events} events"));
-        }
-        assert!(kills > 2, "no run was killed, nothing was shown");
+        resumes(&m, &run, init, &[12, 17, 24, 30, 38]);
     }
     assert_ne!(outcome(&m, "zero").weights, outcome(&m, "net2wider").weights);
+    assert_ne!(outcome(&m, "zero").weights, outcome(&m, "firefly").weights);
+}
+
+/// Kills runs like the complete one with this name after some numbers of events, and resumes them
+/// to the same bits.
+fn resumes(m: &Meristem, run: &str, whole: &str, events: &[usize]) {
+    let expected = outcome(m, whole);
+    let mut kills = 0;
+    for events in events {
+        let name = format!("{whole}-{events}");
+        if killed_at(m, &format!("{run} {name}"), &name, Moment::Events(*events)) {
+            kills += 1;
+            m.ok(&format!("train --resume {name}"));
+        }
+        assert_same(&outcome(m, &name), &expected, &format!("killed after {events} events"));
+    }
+    assert!(2 * kills > events.len(), "hardly a run was killed, nothing was shown");
+}
+
+/// Initialisations for linear layers, which measure batches: in both envs at different steps, for
+/// any number of workers, also while another loss is not finite.
+#[test]
+fn measured_features_of_linear_layers_are_resumed_to_the_same_bits() {
+    let m = with_images();
+    let line = |step, env, layer, by| {
+        let layer = format!("hidden.{layer}");
+        format!(
+            r#"{{"step": {step}, "env": {env}, "op": "WIDEN", "layer": "{layer}", "by": {by}}}"#
+        )
+    };
+    let lines = [line(1, 0, 0, 3), line(3, 0, 1, 2), line(4, 1, 1, 5), line(6, 0, 0, 1)];
+    fs::write(m.path("linear.jsonl"), lines.join("\n")).unwrap();
+    for init in ["gradmax", "tiny", "firefly"] {
+        let run = format!(
+            "{RUN} --controller fixed:linear.jsonl --envs 2 --steps 9 --host mlp:4,4 \
+             --width-init {init}"
+        );
+        m.ok(&format!("{run} --run-dir {init}"));
+        assert_eq!(widths(&outcome(&m, init)), 4);
+        resumes(&m, &format!("{run} --run-dir"), init, &[11, 18, 24]);
+        m.ok(&format!("{run} --threads 1 --run-dir {init}-one-worker"));
+        assert_same(&outcome(&m, &format!("{init}-one-worker")), &outcome(&m, init), "workers");
+        let diverging = "--lr 1e4 --clip-norm 1e9 --run-dir";
+        m.fails(&format!("{run} {diverging} {init}-diverging"), 1, &["diverged"]);
+    }
+}
+
+#[test]
+fn an_initialisation_without_what_it_measures_is_refused() {
+    let m = with_images();
+    let heuristic = format!("{RUN} --controller heuristic --widen-by 0.5 --steps 3 --run-dir no");
+    m.fails(&format!("{heuristic} --width-init gradmax"), 2, &["no norm"]);
+    m.fails(&format!("{heuristic} --width-init tiny"), 2, &["two linear layers"]);
+    let replicas = "--data-parallel --ranks 2 --envs 1 --controller none --twin off";
+    m.fails(
+        &format!("{RUN} {replicas} --width-init firefly --run-dir no"),
+        2,
+        &["width-init", "different batches"],
+    );
+    fs::write(
+        m.path("conv.jsonl"),
+        r#"{"step": 1, "op": "WIDEN", "layer": "blocks.0.conv", "by": 1}"#,
+    )
+    .unwrap();
+    let run = format!("{RUN} --controller fixed:conv.jsonl --steps 3 --width-init gradmax");
+    m.fails(&format!("{run} --run-dir no"), 1, &["suit all layers"]);
 }
 
 #[test]

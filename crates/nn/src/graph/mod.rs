@@ -11,14 +11,15 @@ mod optimiser;
 mod pool;
 mod recurrent;
 mod widening;
+mod width_init;
 
 pub(crate) use builder::BATCH_NORM_MOMENTUM;
 pub use builder::GraphBuilder;
 pub(crate) use optimiser::HYPERPARAMETERS;
 pub use optimiser::{Optimiser, OptimiserKind};
 pub use recurrent::{LstmNodes, LstmParams};
-pub(crate) use widening::Widening;
-pub use widening::WidthInit;
+pub(crate) use widening::{TensorOrigin, Widening};
+pub use width_init::WidthInit;
 
 pub use crate::dims::Dims;
 pub use crate::kernels::blend::BlendMode;

@@ -15,38 +15,9 @@
 use std::collections::HashMap;
 
 use meristem_device::random::Rng;
-use serde::{Deserialize, Serialize};
 
-use super::{Graph, NodeOp, ParamId};
+use super::{Graph, NodeId, NodeOp, ParamId, WidthInit};
 use crate::error::{Error, Result};
-
-/// Initial parameters of further features of a layer. With each of them the network computes the
-/// same function as before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WidthInit {
-    /// Incoming weights as in a new layer, outgoing weights 0. Outgoing weights learn from
-    /// the first step on, incoming weights from the second.
-    #[default]
-    Zero,
-    /// Copies of random features. A feature and its copy have random shares of the outgoing
-    /// weights, so that their gradients differ (Chen, Goodfellow, Shlens, "Net2Net", 2016, which
-    /// divides the weights equally and adds noise).
-    Net2wider,
-}
-
-impl WidthInit {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Zero, Self::Net2wider];
-
-    /// The name in configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Zero => "zero",
-            Self::Net2wider => "net2wider",
-        }
-    }
-}
 
 /// A feature of a value in the wider network.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,6 +64,53 @@ impl TensorOrigin {
     pub(crate) fn moments(&self, old: &[f32], len: usize, squared: bool) -> Vec<f32> {
         let factor = |row: f32, column: f32| if squared { row * row } else { column };
         self.values(old, vec![0.0; len], factor)
+    }
+
+    /// Elements of the further rows of a tensor, row by row.
+    pub(crate) fn further_rows<T: Copy>(&self, wide: &[T]) -> Vec<T> {
+        let row = wide.len() / self.rows.len().max(1);
+        self.further_of(&self.rows).flat_map(|at| &wide[at * row..][..row]).copied().collect()
+    }
+
+    /// Sets the further rows of a tensor.
+    pub(crate) fn set_further_rows(&self, wide: &mut [f32], values: &[f32]) {
+        let row = wide.len() / self.rows.len().max(1);
+        for (at, values) in self.further_of(&self.rows).zip(values.chunks_exact(row.max(1))) {
+            wide[at * row..][..row].copy_from_slice(values);
+        }
+    }
+
+    /// Elements of the further columns of a tensor: `[columns][rows][kernel]`.
+    pub(crate) fn further_columns<T: Copy>(&self, wide: &[T]) -> Vec<T> {
+        self.column_elements(wide.len()).map(|at| wide[at]).collect()
+    }
+
+    /// Sets the further columns of a tensor, in the order of [`Self::further_columns`].
+    pub(crate) fn set_further_columns(&self, wide: &mut [f32], values: &[f32]) {
+        for (at, value) in self.column_elements(wide.len()).zip(values) {
+            wide[at] = *value;
+        }
+    }
+
+    /// Numbers of further rows and further columns.
+    pub(crate) fn further(&self) -> (usize, usize) {
+        (self.further_of(&self.rows).count(), self.further_of(&self.columns).count())
+    }
+
+    /// Positions of the elements of the further columns of a tensor of `len` elements.
+    fn column_elements(&self, len: usize) -> impl Iterator<Item = usize> {
+        let (rows, columns) = (self.rows.len(), self.columns.len());
+        let kernel = len / (rows * columns).max(1);
+        self.further_of(&self.columns).flat_map(move |column| {
+            (0..rows).flat_map(move |row| {
+                let start = (row * columns + column) * kernel;
+                start..start + kernel
+            })
+        })
+    }
+
+    fn further_of<'f>(&self, features: &'f Features) -> impl Iterator<Item = usize> + use<'f> {
+        (0..features.len()).filter(|at| features[*at].origin.is_none())
     }
 
     /// `factor` is of the shares of row and column.
@@ -143,6 +161,11 @@ impl Widening {
     pub(crate) fn origin(&self, name: &str) -> Option<&TensorOrigin> {
         self.0.get(name)
     }
+
+    /// All tensors that change, with their origins.
+    pub(crate) fn origins(&self) -> impl Iterator<Item = (&str, &TensorOrigin)> {
+        self.0.iter().map(|(name, origin)| (name.as_str(), origin))
+    }
 }
 
 /// The features of the nodes so far.
@@ -187,7 +210,7 @@ impl Trace<'_> {
     /// Features of a node, whose parameters are recorded.
     fn node(&mut self, index: usize) -> Result<Features> {
         let (narrow, wide) = (&self.from.nodes[index], &self.to.nodes[index]);
-        let of = |node: super::NodeId| self.features[node.0].clone();
+        let of = |node: NodeId| self.features[node.0].clone();
         Ok(match wide.op {
             NodeOp::Conv2d { x, weight, bias, geometry } => {
                 let columns = of(x);
@@ -255,7 +278,9 @@ impl Trace<'_> {
         let mut random = (self.random)(&format!("{name} with {to} features"));
         for _ in from..to {
             let further = match self.init {
-                WidthInit::Zero => Feature::NEW,
+                WidthInit::Zero | WidthInit::Firefly | WidthInit::Gradmax | WidthInit::Tiny => {
+                    Feature::NEW
+                }
                 WidthInit::Net2wider => {
                     let copied = random.below(from as u32) as usize;
                     // Equal shares would give equal gradients for ever.
@@ -275,9 +300,8 @@ impl Trace<'_> {
     fn only_unchanged(&self, index: usize) -> Result<Features> {
         let (narrow, wide) = (&self.from.nodes[index], &self.to.nodes[index]);
         let inputs = wide.op.inputs();
-        let same = |node: &super::NodeId| {
-            self.features[node.0] == unchanged(self.from.nodes[node.0].dims.c)
-        };
+        let same =
+            |node: &NodeId| self.features[node.0] == unchanged(self.from.nodes[node.0].dims.c);
         if narrow.dims == wide.dims && inputs.iter().all(same) {
             return Ok(unchanged(narrow.dims.c));
         }

@@ -1,15 +1,19 @@
 //! A training step in two halves, so that replicas of a network on several ranks can exchange their
 //! gradients in between.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use meristem_device::{DType, Launches, PlannedLaunch, Tensor};
+use meristem_device::{DType, Launches, PlannedLaunch, Tensor, read_back_as};
 
+use super::state::unpacked;
 use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
+use crate::layout::packing;
 use crate::ops::{ElementwiseOp, PlanTarget, StepOp};
 use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan};
+use crate::state::{HostTensor, StateDict};
 
 /// A gradient in the arena.
 #[derive(Debug)]
@@ -87,6 +91,15 @@ impl Network {
         let ArenaGradient { plan, .. } =
             self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
         views(self.graph(), plan, &self.arena.kept)
+    }
+
+    /// The gradients under their parameters' names and in their shapes, before clipping; zero where
+    /// none arrived. One read-back, which waits for the device.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a gradient, a failed stream.
+    pub fn gradient_dict(&self) -> Result<StateDict> {
+        read(&self.graph, &self.gradients()?)
     }
 
     /// The buffers into which [`Network::differentiate`] will write the gradients of a batch of the
@@ -177,6 +190,19 @@ pub(super) fn views<'g>(
         all.push((param.name.as_str(), gradient));
     }
     Ok(all)
+}
+
+/// The contents of [`views`] in the shapes of the parameters; zero for parameters without one. One
+/// read-back, which waits for the device.
+pub(super) fn read(graph: &Graph, views: &[(&str, Tensor)]) -> Result<StateDict> {
+    let packed = read_back_as::<f32>(&views.iter().map(|(_, view)| view).collect::<Vec<_>>())?;
+    let found: HashMap<&str, Vec<f32>> = views.iter().map(|(name, _)| *name).zip(packed).collect();
+    let gradients = graph.params.iter().map(|param| {
+        let none = || HostTensor::f32(&param.shape, vec![0.0; param.shape.iter().product()]);
+        let unpacked = |packed: &Vec<f32>| unpacked(&param.shape, packing(param), packed);
+        (param.name.clone(), found.get(&*param.name).map_or_else(none, unpacked))
+    });
+    Ok(StateDict(gradients.collect()))
 }
 
 /// A step for the gradient of each group of a training plan that has a gradient.

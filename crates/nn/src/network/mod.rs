@@ -37,6 +37,7 @@ use self::run::LaunchSteps;
 pub use self::sequence::{SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun};
 pub use self::snapshot::Snapshot;
 pub use self::statistics::observed_weight;
+pub use self::widen::{FurtherFeatures, WidthProbe};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::kernels::Isa;

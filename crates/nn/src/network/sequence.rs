@@ -4,29 +4,27 @@
 //! One set of parameters, any number of plans: a single step of many sequences, or whole sequences.
 //! Forward runs and training have an arena each, so that a gradient survives forward runs.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
-use meristem_device::{DType, Expect, Owner, Stream, Tensor, read_back_as};
+use meristem_device::{DType, Expect, Owner, Stream, Tensor};
 
 use super::gradient;
 use super::groups::{self, GroupTensors};
 use super::growth::{self, Fresh};
 use super::plans::Recent;
 use super::run::{Arena, LaunchSteps, LaunchTensors};
-use super::state::{GraphWeights, unpacked};
+use super::state::GraphWeights;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Node, NodeOp};
 use crate::kernels::Isa;
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::{SampleStep, Sampler};
-use crate::layout::packing;
 use crate::metrics::MetricsLayout;
 use crate::ops::ppo::PpoPass;
 use crate::ops::{PlanTarget, StateOp, gpu};
 use crate::plan::{Phase, Plan, PlanMode, PlanOptions, PlanStep};
 use crate::precision::Precision;
-use crate::state::{HostTensor, StateDict};
+use crate::state::StateDict;
 
 /// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two
 /// passes.
@@ -275,16 +273,7 @@ impl SequenceNetwork {
     /// [`Error::Argument`] without a gradient, a failed stream.
     pub fn gradient_dict(&self) -> Result<StateDict> {
         let plan = self.gradient.as_ref().ok_or_else(|| missing("gradient_dict"))?;
-        let views = gradient::views(&self.graph, plan, &self.arenas[1])?;
-        let packed = read_back_as::<f32>(&views.iter().map(|(_, view)| view).collect::<Vec<_>>())?;
-        let found: HashMap<&str, Vec<f32>> =
-            views.iter().map(|(name, _)| *name).zip(packed).collect();
-        let gradients = self.graph.params.iter().map(|param| {
-            let none = || HostTensor::f32(&param.shape, vec![0.0; param.shape.iter().product()]);
-            let unpacked = |packed: &Vec<f32>| unpacked(&param.shape, packing(param), packed);
-            (param.name.clone(), found.get(&*param.name).map_or_else(none, unpacked))
-        });
-        Ok(StateDict(gradients.collect()))
+        gradient::read(&self.graph, &gradient::views(&self.graph, plan, &self.arenas[1])?)
     }
 
     /// Parameters and buffers. One read-back, which waits for the device.

@@ -32,3 +32,4 @@ mod rows;
 mod snapshot;
 mod statistics;
 mod widen;
+mod width_probes;

@@ -11,9 +11,12 @@ use meristem_nn::graph::{
 use meristem_nn::{Error, Network, StateDict};
 
 /// Samples of a batch.
-const BATCH: usize = 8;
+pub(crate) const BATCH: usize = 8;
 
 const SGD: SgdConfig = SgdConfig { lr: 0.05, momentum: 0.9, weight_decay: 1e-3, clip_norm: 1.0 };
+
+/// Initialisations without a probe.
+pub(crate) const WITHOUT_PROBE: [WidthInit; 2] = [WidthInit::Zero, WidthInit::Net2wider];
 
 /// Widths of the layers of a network.
 pub(crate) type Widths = [usize; 2];
@@ -36,7 +39,7 @@ pub(crate) fn convolutions(optimiser: Optimiser, [first, second]: Widths) -> Arc
 }
 
 /// A convolution whose image is flattened, and a hidden layer.
-fn flattened(optimiser: Optimiser, [first, second]: Widths) -> Arc<Graph> {
+pub(crate) fn flattened(optimiser: Optimiser, [first, second]: Widths) -> Arc<Graph> {
     let mut b = GraphBuilder::new(DIMS, optimiser);
     let x = b.conv2d(b.input(), "one", first, ConvGeometry::same(3), true).unwrap();
     let x = b.gelu(x);
@@ -47,7 +50,7 @@ fn flattened(optimiser: Optimiser, [first, second]: Widths) -> Arc<Graph> {
     Arc::new(b.finish(x).unwrap())
 }
 
-fn outputs(network: &mut Network) -> Vec<f32> {
+pub(crate) fn outputs(network: &mut Network) -> Vec<f32> {
     let x = Random(77).normals(BATCH * DIMS.numel());
     let x = host::images(network.stream(), &x, DIMS);
     network.infer(&x, 0).unwrap().to_vec().unwrap()
@@ -66,7 +69,7 @@ fn optimisers() -> [Optimiser; 2] {
     ]
 }
 
-fn f32s<'a>(state: &'a StateDict, name: &str) -> &'a [f32] {
+pub(crate) fn f32s<'a>(state: &'a StateDict, name: &str) -> &'a [f32] {
     state.get(name).and_then(|tensor| tensor.as_f32()).unwrap()
 }
 
@@ -78,7 +81,7 @@ fn a_wider_network_computes_the_same_function_and_then_learns_another() {
     let stream = host::stream(2);
     for build in [convolutions, flattened] {
         for (optimiser, init) in
-            optimisers().iter().flat_map(|o| WidthInit::ALL.map(|init| (*o, init)))
+            optimisers().iter().flat_map(|o| WITHOUT_PROBE.map(|init| (*o, init)))
         {
             let mut narrow = network(&stream, &build(optimiser, [5, 6]), BATCH);
             let mut wide = network(&stream, &build(optimiser, [5, 6]), BATCH);
@@ -106,7 +109,7 @@ fn a_wider_network_computes_the_same_function_and_then_learns_another() {
 #[test]
 fn optimiser_and_statistics_are_carried_over_with_the_features() {
     let stream = host::stream(2);
-    for init in WidthInit::ALL {
+    for init in WITHOUT_PROBE {
         let [_, adam] = optimisers();
         let mut it = network(&stream, &convolutions(adam, [5, 6]), BATCH);
         train(&mut it, 0..5, BATCH);

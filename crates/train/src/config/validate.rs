@@ -48,6 +48,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("twin", "off", expected));
     }
     check_own_loss(config)?;
+    check_width_init(config)?;
     check_members(config)?;
     check_sweep(config)?;
     check_numbers(config)?;
@@ -173,6 +174,19 @@ fn check_own_loss(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("loss", config.loss, expected));
     }
     Ok(())
+}
+
+/// Checks that an initialisation that measures gradients has what it needs: batches of one process
+/// and their gradients.
+fn check_width_init(config: &TrainConfig) -> Result<()> {
+    let init = config.rules.width_init;
+    let problem = match (config.data_parallel, config.loss == LossKind::External) {
+        _ if !init.measures() => return Ok(()),
+        (true, _) => "with data-parallel, whose ranks have different batches",
+        (_, true) => "with a loss of the program",
+        _ => return Ok(()),
+    };
+    Err(Error::value("width-init", init.name(), format!("zero or net2wider {problem}")))
 }
 
 /// Checks that a run has a loss of the program if its settings say so, and none otherwise.

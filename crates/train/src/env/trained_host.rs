@@ -2,7 +2,9 @@
 
 use meristem_device::Stream;
 use meristem_grow::{Host, ParameterCounts, TopologyKey};
-use meristem_nn::{EvalMetrics, Metrics, Network, NetworkOptions, Score};
+use meristem_nn::{
+    EvalMetrics, FurtherFeatures, Metrics, Network, NetworkOptions, Score, WidthProbe,
+};
 
 use super::state::TrainedTensors;
 use crate::error::Result;
@@ -100,13 +102,26 @@ impl TrainedHost {
     /// # Errors
     /// Out of memory, a failed stream.
     pub(crate) fn sync(&mut self, setup: &Setup) -> Result<()> {
+        self.sync_with(setup, None)
+    }
+
+    /// As [`TrainedHost::sync`], for a layer that has become wider with further features that were
+    /// measured.
+    ///
+    /// # Errors
+    /// As [`TrainedHost::sync`].
+    pub(crate) fn sync_with(
+        &mut self,
+        setup: &Setup,
+        further: Option<&FurtherFeatures>,
+    ) -> Result<()> {
         let key = self.host.topology_key();
         if key != self.key {
             let graph = setup.graph(self.index, &self.host, self.rate)?;
-            if key.host == self.key.host {
-                self.network.set_graph(graph)?;
-            } else {
-                self.network.widen(graph, self.host.rules().width_init)?;
+            match further {
+                _ if key.host == self.key.host => self.network.set_graph(graph)?,
+                Some(further) => self.network.widen_with(graph, further)?,
+                None => self.network.widen(graph, self.host.rules().width_init)?,
             }
             self.key = key;
             self.parameters = self.host.parameters()?;
@@ -114,6 +129,23 @@ impl TrainedHost {
             self.network.stream().device().trim();
         }
         Ok(())
+    }
+
+    /// A probe for the further features of a layer that has become wider since the last
+    /// [`TrainedHost::sync`], if its initialisation measures them. Waits for the device.
+    ///
+    /// # Errors
+    /// Out of memory, a failed stream.
+    pub(crate) fn width_probe(&self, setup: &Setup) -> Result<Option<WidthProbe>> {
+        let init = self.host.rules().width_init;
+        let wider = self.host.wider_than(&self.key.host).filter(|_| init.measures());
+        let Some((layer, by)) = wider else { return Ok(None) };
+        let wide = setup.graph(self.index, &self.host, self.rate)?;
+        let measured = WidthProbe::features(&self.network, &wide, init)?;
+        let host = self.host.with_features(layer, measured - by);
+        let host = host.map_err(meristem_grow::Error::from)?;
+        let graph = setup.graph(self.index, &host, self.rate)?;
+        Ok(Some(WidthProbe::new(&self.network, &wide, graph, init)?))
     }
 
     /// The number of a step of the round among those of the host.

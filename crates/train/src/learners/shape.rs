@@ -140,7 +140,13 @@ impl LearnerShape {
 /// A setting that is not among [`SETTINGS`]; as [`TrainConfig::resolve`].
 pub(super) fn resolve(settings: ConfigLayer) -> Result<TrainConfig> {
     check_keys(&settings, &SETTINGS, "learners have no dataset, controller or run folder")?;
-    with_controller(TrainConfig::resolve(ConfigLayer::default(), settings)?)
+    let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
+    let init = config.rules.width_init;
+    if init.measures() {
+        let expected = "zero or net2wider; learners have no batches to measure";
+        return Err(Error::value("width_init", init.name(), expected));
+    }
+    with_controller(config)
 }
 
 /// The settings with the controller that the host needs: the program, or none without slots.

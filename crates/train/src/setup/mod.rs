@@ -334,7 +334,9 @@ impl Setup {
             files,
         };
         for env in 0..setup.starts.len().max(setup.members.len()) {
-            setup.check_size(env, &setup.fresh_host(env)?)?;
+            let host = setup.fresh_host(env)?;
+            setup.check_size(env, &host)?;
+            setup.check_width_init(env, &host)?;
         }
         Ok(setup)
     }
@@ -373,6 +375,24 @@ impl Setup {
             }
         }
         Ok(())
+    }
+
+    /// Checks that the initialisation of further features suits a layer of the host, if the
+    /// heuristic is to make layers wider.
+    fn check_width_init(&self, env: usize, host: &Host) -> Result<()> {
+        let config = &self.member(env).config;
+        let is_asked =
+            config.controller == ControllerKind::Heuristic && config.heuristic.widen_by > 0.0;
+        let init = config.rules.width_init;
+        let reasons: Vec<String> =
+            host.widenable().iter().filter_map(|layer| layer.suits(init).err()).collect();
+        match reasons.first() {
+            Some(reason) if is_asked && reasons.len() == host.widenable().len() => {
+                let expected = format!("another one for `{}`: {reason}", host.spec());
+                Err(Error::value("width-init", init.name(), expected))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The host of an env at the beginning of every episode: the host in the initial weights; or

@@ -9,7 +9,8 @@
 //! - `decision` calls the controller and executes its actions. Before that, `visit` calls an
 //!   external controller with the envs.
 //!
-//! At the end `events` records the results, and `governor` takes the snapshots that are due.
+//! At the end `events` records the results, `width` makes networks wider whose further features are
+//! measured, and `governor` takes the snapshots that are due.
 //!
 //! The other modules: `growth` executes actions and records growth, `counterfactuals` has the
 //! contributions of modules, `telemetry` the details for the events, `permitted` the limits of the
@@ -30,6 +31,7 @@ pub(crate) mod report;
 mod telemetry;
 mod training;
 pub(crate) mod visit;
+mod width;
 
 pub(crate) use self::context::StepContext;
 use self::telemetry::{StepClock, StepDetails};
@@ -57,5 +59,6 @@ pub(crate) fn step(context: &mut StepContext<'_, '_>) -> Result<()> {
     context.spent.own_loss = context.resources.take_loss_cost();
 
     events::record_results(context, actions, &clock)?;
+    width::widen(context)?;
     governor::take_snapshots(context)
 }

@@ -93,7 +93,7 @@ fn places(batches: &[Batch], numbers: &[usize]) -> Vec<usize> {
 }
 
 /// Place of an env among those in training, which have these numbers.
-fn place(env: usize, numbers: &[usize]) -> usize {
+pub(super) fn place(env: usize, numbers: &[usize]) -> usize {
     numbers.partition_point(|number| *number < env)
 }
 

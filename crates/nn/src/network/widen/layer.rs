@@ -1,0 +1,164 @@
+//! The tensors of a layer that becomes wider, and of the layer that reads it.
+
+use nalgebra::DMatrix;
+
+use super::FurtherFeatures;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, NodeId, NodeOp, ParamId, Widening, WidthInit};
+
+/// A layer with further features and its reader, in the wider graph.
+#[derive(Clone, Debug)]
+pub(super) struct WideLayer {
+    /// Further features.
+    pub(super) features: usize,
+    weight: String,
+    bias: Option<String>,
+    /// Incoming weights of a feature.
+    pub(super) incoming: usize,
+    /// Weight of the layer that reads the features.
+    pub(super) reader: String,
+    reader_bias: Option<String>,
+    /// Outgoing weights of a feature, `[pixels][rows][kernel]`, with several pixels if the image is
+    /// flattened.
+    pub(super) outgoing: usize,
+    /// Inputs of the layer and of its reader.
+    inputs: [NodeId; 2],
+    /// Whether another layer with parameters, such as batch norm, lies between the two.
+    is_apart: bool,
+    /// Whether both are linear layers, with nothing between but activation functions.
+    is_linear: bool,
+}
+
+/// Input, weight and bias of a convolution or linear layer.
+type Layer = (NodeId, ParamId, Option<ParamId>);
+
+impl WideLayer {
+    /// Finds the layer.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] unless one layer has further features, and one layer reads them.
+    pub(super) fn new(graph: &Graph, widening: &Widening) -> Result<Self> {
+        let name = |param: ParamId| &graph.params[param.index()].name;
+        let further =
+            |param: ParamId| widening.origin(name(param)).map_or((0, 0), |origin| origin.further());
+        let layers: Vec<Layer> = graph
+            .nodes
+            .iter()
+            .filter_map(|node| match node.op {
+                NodeOp::Conv2d { x, weight, bias, geometry } if geometry.groups == 1 => {
+                    Some((x, weight, bias))
+                }
+                _ => None,
+            })
+            .collect();
+        let wider: Vec<&Layer> = layers.iter().filter(|of| further(of.1).0 > 0).collect();
+        let readers: Vec<&Layer> = layers.iter().filter(|of| further(of.1).1 > 0).collect();
+        let (&[&(x, weight, bias)], &[&(read, reader, reader_bias)]) = (&wider[..], &readers[..])
+        else {
+            let got = format!("{} wider layers, {} that read them", wider.len(), readers.len());
+            return Err(Error::argument("widen", "graph", "one wider layer with one reader", got));
+        };
+        let features = further(weight).0;
+        let elements = |param: ParamId| graph.params[param.index()].shape.iter().product::<usize>();
+        let rows = |param: ParamId| graph.params[param.index()].shape.first().copied().unwrap_or(1);
+        let columns = |param: ParamId| graph.params[param.index()].shape.get(1).copied();
+        let of_column = elements(reader) / columns(reader).unwrap_or(1).max(1);
+        let own = [Some(weight), bias].into_iter().flatten().map(name);
+        let with_rows = widening.origins().filter(|(_, origin)| origin.further().0 > 0).count();
+        let vector = |node: NodeId| graph.nodes[node.index()].dims.numel();
+        let between = &graph.nodes[x.index() + 1..read.index()];
+        let is_function = |op: &NodeOp| {
+            matches!(op, NodeOp::Activation(..) | NodeOp::Conv2d { .. } | NodeOp::Flatten(_))
+        };
+        Ok(Self {
+            features,
+            weight: name(weight).clone(),
+            bias: bias.map(|bias| name(bias).clone()),
+            incoming: elements(weight) / rows(weight).max(1),
+            reader: name(reader).clone(),
+            reader_bias: reader_bias.map(|bias| name(bias).clone()),
+            outgoing: further(reader).1 / features * of_column,
+            inputs: [x, read],
+            is_apart: with_rows > own.count(),
+            is_linear: vector(x) == elements(weight) / rows(weight).max(1)
+                && columns(reader) == Some(vector(read))
+                && between.iter().all(|node| is_function(&node.op)),
+        })
+    }
+
+    /// Checks that an initialisation suits the layer.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] with what the initialisation needs.
+    pub(super) fn check(&self, init: WidthInit) -> Result<()> {
+        let needs = match init {
+            WidthInit::Gradmax if self.is_apart || self.bias.is_none() => {
+                "a layer with a bias, and no norm or convolution between it and its reader"
+            }
+            WidthInit::Tiny
+                if self.is_apart
+                    || !self.is_linear
+                    || self.bias.is_none()
+                    || self.reader_bias.is_none() =>
+            {
+                "two linear layers with biases, and nothing but activation functions between them"
+            }
+            _ => return Ok(()),
+        };
+        let expected = format!("for `{}` {needs}; `zero` and `firefly` suit all", init.name());
+        Err(Error::argument("widen", "init", expected, format!("layer `{}`", self.weight)))
+    }
+
+    /// The graph that ends with the input of the layer, and the one with the input of its reader.
+    pub(super) fn prefixes(&self, graph: &Graph) -> [Graph; 2] {
+        self.inputs.map(|output| Graph { output, ..graph.clone() })
+    }
+
+    /// Further features with these incoming weights and bias, and these outgoing weights, each
+    /// feature in a column.
+    pub(super) fn features(
+        &self,
+        incoming: &DMatrix<f64>,
+        outgoing: &DMatrix<f64>,
+    ) -> FurtherFeatures {
+        let elements = |values: &[f64]| values.iter().map(|x| *x as f32).collect::<Vec<f32>>();
+        let mut found = FurtherFeatures::default();
+        let weights = incoming.rows(0, self.incoming).into_owned();
+        found.rows.insert(self.weight.clone(), elements(weights.as_slice()));
+        if let Some(bias) = &self.bias {
+            let biases = incoming.row(self.incoming).into_owned();
+            found.rows.insert(bias.clone(), elements(biases.as_slice()));
+        }
+        found.columns.insert(self.reader.clone(), elements(outgoing.as_slice()));
+        found
+    }
+
+    /// `E[δ hᵀ]` from the gradients of a network with [`Self::unit_vectors`]: one row for each of
+    /// them, the bias last. `rows` returns the gradient of a tensor's further rows.
+    pub(super) fn incoming_gradient(&self, rows: impl Fn(&str) -> Vec<f64>) -> DMatrix<f64> {
+        let weight = rows(&self.weight);
+        let bias = self.bias.as_deref().map(rows).unwrap_or_default();
+        DMatrix::from_fn(self.outgoing, self.incoming + 1, |i, j| {
+            if j == self.incoming { bias[i] } else { weight[i * self.incoming + j] }
+        })
+    }
+
+    /// `E[δ bᵀ]`: the gradient of the reader's weights for the features that were there, and of its
+    /// bias. The reader is linear.
+    pub(super) fn reader_gradient(&self, mean: impl Fn(&str) -> Vec<f64>) -> DMatrix<f64> {
+        let weight = mean(&self.reader);
+        let bias = self.reader_bias.as_deref().map(mean).unwrap_or_default();
+        let columns = weight.len() / self.outgoing.max(1);
+        let there = columns - self.features;
+        DMatrix::from_fn(self.outgoing, there + 1, |i, j| {
+            if j == there { bias[i] } else { weight[i * columns + j] }
+        })
+    }
+
+    /// Features with incoming weights 0, each of which has the outgoing weight 1 at another place.
+    pub(super) fn unit_vectors(&self, bias: f64) -> FurtherFeatures {
+        let mut incoming = DMatrix::zeros(self.incoming + 1, self.features);
+        incoming.row_mut(self.incoming).fill(bias);
+        self.features(&incoming, &DMatrix::identity(self.outgoing, self.features))
+    }
+}

@@ -1,0 +1,126 @@
+//! More features of a layer.
+//!
+//! - here: the wider network, with state carried over;
+//! - `probe`: the further features that an initialisation finds by measuring gradients; `layer`:
+//!   the tensors of the layer and of its reader;
+//! - `firefly`, `gradmax`, `tiny`: the formulas of these initialisations.
+
+mod firefly;
+mod gradmax;
+mod layer;
+mod probe;
+mod tiny;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+pub use self::probe::WidthProbe;
+use super::Network;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, TensorOrigin, Widening, WidthInit};
+use crate::init;
+use crate::state::{HostTensor, StateDict};
+
+/// Ending of the names of squared gradients.
+const SQUARES: &str = ".exp_avg_sq";
+
+/// Elements of the further features of a layer, by the names of the tensors that have them; other
+/// elements are those of [`WidthInit::Zero`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FurtherFeatures {
+    /// Further rows of tensors, such as incoming weights: `[features][…]`.
+    rows: HashMap<String, Vec<f32>>,
+    /// Further columns of tensors, which are outgoing weights: `[features][pixels][rows][kernel]`,
+    /// with several pixels if the layer's image is flattened.
+    columns: HashMap<String, Vec<f32>>,
+}
+
+impl FurtherFeatures {
+    /// Writes the elements of a tensor into its wider form.
+    fn write(&self, name: &str, origin: &TensorOrigin, wide: &mut [f32]) {
+        if let Some(rows) = self.rows.get(name) {
+            origin.set_further_rows(wide, rows);
+        }
+        if let Some(columns) = self.columns.get(name) {
+            origin.set_further_columns(wide, columns);
+        }
+    }
+}
+
+impl Network {
+    /// Growth in width: replaces the graph by one with the same layers, some of which have more
+    /// features. The network computes the same function, but for rounding with
+    /// [`WidthInit::Net2wider`]. Optimiser state and running statistics are carried over with the
+    /// features; those of new features are as in a new network, and copies have those of their
+    /// originals. Alphas stay, metrics are reset. Waits for the device: two read-backs.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if the graph differs in more than features, if an operation that mixes
+    /// features, such as layer norm, gets further ones, or if the initialisation needs a
+    /// [`WidthProbe`]. As [`Network::set_graph`]; the network is then as it was.
+    #[track_caller]
+    pub fn widen(&mut self, graph: Arc<Graph>, init: WidthInit) -> Result<()> {
+        if init.measures() {
+            let expected = "zero or net2wider; others measure batches, see `WidthProbe`";
+            return Err(Error::argument("widen", "init", expected, init.name()));
+        }
+        self.widen_from(graph, init, &FurtherFeatures::default())
+    }
+
+    /// As [`Network::widen`], with the further features that a [`WidthProbe`] found for this
+    /// network and graph.
+    ///
+    /// # Errors
+    /// As [`Network::widen`].
+    #[track_caller]
+    pub fn widen_with(&mut self, graph: Arc<Graph>, further: &FurtherFeatures) -> Result<()> {
+        self.widen_from(graph, WidthInit::Zero, further)
+    }
+
+    fn widen_from(
+        &mut self,
+        graph: Arc<Graph>,
+        init: WidthInit,
+        further: &FurtherFeatures,
+    ) -> Result<()> {
+        let (seed, env) = (self.options.seed, self.options.env);
+        let widening = self.widening(&graph, init)?;
+        let (values, moments) = (self.state_dict()?, self.momentum_dict()?);
+        self.set_graph(graph)?;
+        let (mut weights, mut state) = (HashMap::new(), HashMap::new());
+        for param in &self.graph.params {
+            let Some(origin) = widening.origin(&param.name) else { continue };
+            let new = init::values(param, seed, env);
+            let len = new.len();
+            let mut wide = origin.weights(f32s(&values, &param.name), new);
+            further.write(&param.name, origin, &mut wide);
+            weights.insert(param.name.clone(), wide);
+            let kind = self.graph.groups[param.group.index()].optimiser.kind();
+            for suffix in kind.suffixes(param.kind) {
+                let name = format!("{}{suffix}", param.name);
+                let wide = origin.moments(f32s(&moments, &name), len, *suffix == SQUARES);
+                state.insert(name, wide);
+            }
+        }
+        for buffer in &self.graph.buffers {
+            let Some(origin) = widening.origin(&buffer.name) else { continue };
+            let (old, new) = (f32s(&values, &buffer.name), vec![buffer.init; buffer.len]);
+            let mut wide = origin.weights(old, new);
+            further.write(&buffer.name, origin, &mut wide);
+            weights.insert(buffer.name.clone(), wide);
+        }
+        self.weights().parameters()?.write(&weights)?;
+        self.weights().moments()?.write(&state)
+    }
+
+    /// Origins of the tensors of a wider graph.
+    fn widening(&self, graph: &Graph, init: WidthInit) -> Result<Widening> {
+        let (seed, env) = (self.options.seed, self.options.env);
+        Widening::new(self.graph(), graph, init, &|name| init::random(name, seed, env))
+    }
+}
+
+/// The elements of a tensor that the network had before; there are none for a counter.
+fn f32s<'a>(state: &'a StateDict, name: &str) -> &'a [f32] {
+    state.get(name).and_then(HostTensor::as_f32).unwrap_or_default()
+}

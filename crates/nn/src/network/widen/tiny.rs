@@ -1,0 +1,171 @@
+//! Features that lower the loss most beside the best change of the layer that reads them, from
+//! Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny Networks: Spotting Expressivity
+//! Bottlenecks and Fixing Them Optimally", 2024 (arXiv 2405.19816).
+//!
+//! ```text
+//! h    input of the feature's layer, with a 1 for the bias
+//! b    input of the layer that reads the features, with a 1 for the bias
+//! v    desired change of the outputs of that layer, −∂loss/∂outputs of each sample
+//!
+//! v'   = v − E[v bᵀ] E[b bᵀ]⁻¹ b       what no change of that layer's weights can do
+//! S    = E[h hᵀ],  N = E[h v'ᵀ]
+//! S^-½ N = Σ λ_j u_j w_jᵀ              singular values, largest first
+//! feature j: incoming √λ_j S^-½ u_j, outgoing √λ_j w_j
+//! ```
+//!
+//! The formula is for an activation function with the derivative 1 at 0. Both sides of a feature
+//! may change their sign, which matters for relu; here the largest outgoing weight is positive. All
+//! features together get one amplitude, by a line search of the loss.
+
+use nalgebra::{DMatrix, SymmetricEigen};
+
+use super::gradmax::{ITERATIONS_MAX, RANK, decomposed, rank};
+
+/// Factors of `incoming · outgoing` that the line search tries.
+pub(super) const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+
+/// Sums over samples of products of activations; each vector ends with the 1 of the bias.
+#[derive(Clone, Debug)]
+pub(super) struct Activations {
+    hh: DMatrix<f64>,
+    bb: DMatrix<f64>,
+    bh: DMatrix<f64>,
+    samples: f64,
+}
+
+impl Activations {
+    /// No sample yet, of `inputs` inputs of the layer and `read` inputs of its reader.
+    pub(super) fn new(inputs: usize, read: usize) -> Self {
+        let (h, b) = (inputs + 1, read + 1);
+        let [hh, bb, bh] = [(h, h), (b, b), (b, h)].map(|(n, m)| DMatrix::zeros(n, m));
+        Self { hh, bb, bh, samples: 0.0 }
+    }
+
+    /// Adds samples: inputs of the layer `[samples][inputs]`, inputs of its reader
+    /// `[samples][read]`.
+    pub(super) fn add(&mut self, layer: &[f32], reader: &[f32]) {
+        let with_one = |values: &[f32], width: usize| {
+            let samples = values.len() / (width - 1).max(1);
+            let at = |i: usize, j: usize| {
+                if j + 1 == width { 1.0 } else { f64::from(values[i * (width - 1) + j]) }
+            };
+            DMatrix::from_fn(samples, width, at)
+        };
+        let (h, b) = (with_one(layer, self.hh.nrows()), with_one(reader, self.bb.nrows()));
+        self.hh += h.transpose() * &h;
+        self.bb += b.transpose() * &b;
+        self.bh += b.transpose() * &h;
+        self.samples += h.nrows() as f64;
+    }
+}
+
+/// Features with amplitude 1.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Features {
+    /// Incoming weights and bias of each feature, in columns.
+    pub(super) incoming: DMatrix<f64>,
+    /// Outgoing weights of each feature, in columns.
+    pub(super) outgoing: DMatrix<f64>,
+}
+
+/// The `count` best features; those beyond the rank are 0. `m` is `E[δ hᵀ]`, `reader` the gradient
+/// of the reading layer's weights and bias `E[δ bᵀ]`, with δ = −v. `None` if a sum is not finite.
+pub(super) fn features(
+    seen: &Activations,
+    m: &DMatrix<f64>,
+    reader: &DMatrix<f64>,
+    count: usize,
+) -> Option<Features> {
+    let n = 1.0 / seen.samples.max(1.0);
+    let inverse = power(&seen.bb * n, -1.0)?;
+    let missing = -(m - reader * inverse * (&seen.bh * n));
+    let root = power(&seen.hh * n, -0.5)?;
+    let found = decomposed(&root * missing.transpose())?;
+    let (mut incoming, mut outgoing) =
+        (DMatrix::zeros(m.ncols(), count), DMatrix::zeros(m.nrows(), count));
+    if let (Some(u), Some(wt)) = (&found.u, &found.v_t) {
+        for (j, value) in found.singular_values.iter().take(count.min(rank(&found))).enumerate() {
+            let weights = wt.row(j).transpose();
+            let size = value.sqrt().copysign(weights[weights.iamax()]);
+            incoming.set_column(j, &(&root * u.column(j) * size));
+            outgoing.set_column(j, &(weights * size));
+        }
+    }
+    Some(Features { incoming, outgoing })
+}
+
+/// A power of a symmetric matrix that has no negative eigenvalues; eigenvalues that count as 0 stay
+/// 0. `None` if an element is not finite.
+fn power(matrix: DMatrix<f64>, exponent: f64) -> Option<DMatrix<f64>> {
+    if !matrix.iter().all(|x| x.is_finite()) {
+        return None;
+    }
+    let found = SymmetricEigen::try_new(matrix, f64::EPSILON, ITERATIONS_MAX)?;
+    let SymmetricEigen { eigenvectors, eigenvalues } = found;
+    let least = RANK * eigenvalues.max();
+    let raised = eigenvalues.map(|x| if x > least { x.powf(exponent) } else { 0.0 });
+    Some(&eigenvectors * DMatrix::from_diagonal(&raised) * eigenvectors.transpose())
+}
+
+#[cfg(test)]
+mod tests {
+    use meristem_device::random::{Purpose, Rng};
+
+    use super::*;
+
+    /// In a linear problem the formula has a meaning that can be checked: outputs `V b`, a wish v
+    /// for each sample. With all singular values taken to 1 in `S^-½ N`, the best k features are
+    /// the best approximation of v' of rank k by h. For full rank that is the regression of v' on
+    /// h, whose residual is orthogonal to h.
+    #[test]
+    fn features_of_full_rank_are_the_regression_of_what_is_missing() {
+        let (samples, inputs, read, outputs) = (200, 4, 3, 2);
+        let mut random = Rng::new(7, Purpose::Init, 0, 0);
+        let mut draw = |len| (0..len).map(|_| random.uniform() - 0.5).collect::<Vec<f32>>();
+        let (h, b, v) = (draw(samples * inputs), draw(samples * read), draw(samples * outputs));
+        let mut seen = Activations::new(inputs, read);
+        seen.add(&h, &b);
+        let row = |values: &[f32], width: usize, i: usize| -> Vec<f64> {
+            let of_sample = values[i * width..(i + 1) * width].iter().map(|x| f64::from(*x));
+            of_sample.chain([1.0]).collect()
+        };
+        let product = |width: usize, values: &[f32]| {
+            DMatrix::from_fn(outputs, width + 1, |o, j| {
+                let of_sample = |i| -f64::from(v[i * outputs + o]) * row(values, width, i)[j];
+                (0..samples).map(of_sample).sum::<f64>() / samples as f64
+            })
+        };
+        let (m, reader) = (product(inputs, &h), product(read, &b));
+        let found = features(&seen, &m, &reader, outputs).unwrap();
+        // v' by least squares on b, sample by sample.
+        let best = -&reader * power(&seen.bb / samples as f64, -1.0).unwrap();
+        let wish = |i: usize, o: usize| {
+            let b = row(&b, read, i);
+            f64::from(v[i * outputs + o]) - (0..=read).map(|j| best[(o, j)] * b[j]).sum::<f64>()
+        };
+        let added = |i: usize, o: usize| {
+            let h = row(&h, inputs, i);
+            let feature =
+                |k: usize| (0..=inputs).map(|j| found.incoming[(j, k)] * h[j]).sum::<f64>();
+            (0..outputs).map(|k| found.outgoing[(o, k)] * feature(k)).sum::<f64>()
+        };
+        for (o, j) in (0..outputs).flat_map(|o| (0..=inputs).map(move |j| (o, j))) {
+            let rest = |i| (wish(i, o) - added(i, o)) * row(&h, inputs, i)[j];
+            let along = (0..samples).map(rest).sum::<f64>() / samples as f64;
+            // f64 sums of 200 numbers of size 1.
+            assert!(along.abs() < 1e-12, "output {o}, input {j}: {along}");
+        }
+    }
+
+    #[test]
+    fn inputs_without_any_variation_give_no_features_that_are_not_finite() {
+        let mut seen = Activations::new(3, 2);
+        seen.add(&[0.0; 12], &[1.0; 8]);
+        let m = DMatrix::from_element(2, 4, 0.5);
+        let found = features(&seen, &m, &DMatrix::zeros(2, 3), 3).unwrap();
+        let all = found.incoming.iter().chain(found.outgoing.iter());
+        assert!(all.clone().all(|x| x.is_finite()) && all.count() == 18);
+        seen.add(&[f32::NAN; 3], &[0.0; 2]);
+        assert_eq!(features(&seen, &m, &DMatrix::zeros(2, 3), 3), None);
+    }
+}
