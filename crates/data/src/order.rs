@@ -245,6 +245,17 @@ impl EpochOrder {
         Ok(())
     }
 
+    /// Batches of an epoch in which `env` has samples, if it gets this batch with [`Self::set`].
+    /// `env` < [`Self::envs`], `batch` > 0.
+    pub fn batches_with(&self, env: usize, batch: usize) -> usize {
+        let mut group = self.groups[self.envs[env].0].clone();
+        if self.epoch_mode == EpochMode::Full {
+            group.own.batch = batch;
+            group.divide(self.drop_last, self.limit);
+        }
+        group.batches
+    }
+
     /// Batch and seed of `env`, which is below [`Self::envs`].
     pub fn own(&self, env: usize) -> EnvOrder {
         self.groups[self.envs[env].0].own

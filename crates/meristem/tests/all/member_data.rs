@@ -146,6 +146,38 @@ fn a_population_changes_batches_and_seeds() {
     assert_eq!(outcome(&m, "places").weights, outcome(&m, "all").weights);
 }
 
+/// A copy has its own batches, order and augmentation from the step on in which it is made.
+#[test]
+fn a_copy_trains_on_batches_of_its_own() {
+    let m = with_images();
+    let run = |name: &str, settings: &str| {
+        let changes = format!(r#"["end 1@0", "copy 1 from 0@2: {settings}"]"#);
+        let text = format!("members = [\"lr=0.1\", \"lr=0.1\"]\nmember_changes = {changes}\n");
+        fs::write(m.path("run.toml"), text).unwrap();
+        m.ok(&format!("{RUN} --controller none --log-batches --config run.toml --run-dir {name}"));
+        outcome(&m, name)
+    };
+    let usual = run("usual", "lr=0.1").weights;
+    for (name, settings, batches) in [
+        ("batch", "lr=0.1; batch=7", 72),
+        ("seed", "lr=0.1; seed=7", 16),
+        ("augment", "lr=0.1; augment=flip", 16),
+    ] {
+        let copied = run(name, settings);
+        assert_eq!(copied.weights[0], usual[0], "{name}");
+        assert_ne!(copied.weights[1], usual[1], "{name}");
+        let logged = |env: u64| {
+            let of = copied.events.iter().filter(|event| event["event"] == "batch_completed");
+            of.filter(|event| event["env"] == env && event["step"] == 3).count()
+        };
+        assert_eq!([logged(0), logged(1)], [16, batches], "{name}");
+        let stop = "--controller none --log-batches --config run.toml --stop-after 3";
+        assert_eq!(m.run(&format!("{RUN} {stop} --run-dir {name}-stopped")).code, Some(3));
+        m.ok(&format!("train --resume {name}-stopped --quiet"));
+        assert_eq!(outcome(&m, &format!("{name}-stopped")), copied, "{name}");
+    }
+}
+
 /// Paths of initial weights are those of the directory in which the run began.
 #[test]
 fn initial_weights_are_found_from_any_directory() {

@@ -207,11 +207,15 @@ impl<'j> Episode<'_, 'j> {
     ) -> Vec<HostOptions<'_>> {
         let Self { setup, resources, sweep, .. } = self;
         let config = &setup.config;
-        let batch_log = if config.log_batches { resources.train.len().max(1) } else { 1 };
         let streams = resources.devices.streams_by_env();
         let selected = streams.filter(|(index, _)| is_selected(self, *index));
         selected
             .map(|(index, stream)| {
+                // The gather gets the batches of new settings only after the hosts.
+                let batches = || {
+                    resources.train.order().batches_with(index, setup.member(index).config.batch)
+                };
+                let batch_log = if config.log_batches { batches().max(1) } else { 1 };
                 let (seed, begun) = (self.seed(index), sweep.begun(index));
                 HostOptions { index, stream, seed, batch_log, begun }
             })

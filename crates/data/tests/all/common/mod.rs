@@ -147,6 +147,8 @@ pub(crate) fn own_options_are_those_of_all(device: &Device, dataset: &Arc<Datase
     let mut gather = GatherBatches::new(&begun, std::slice::from_ref(dataset), &streams).unwrap();
     for of_envs in [[0, 1, 2], [3, 1, 2], [3, 2, 0], [1, 1, 1]] {
         for (env, number) in of_envs.into_iter().enumerate() {
+            let batches = gather.order().batches_with(env, options[number].batch);
+            assert_eq!(batches, alone[number].len() / 3);
             gather.set(env, options[number]).unwrap();
         }
         gather.start_epoch(2).unwrap();
