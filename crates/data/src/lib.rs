@@ -58,7 +58,7 @@ mod verify;
 pub use augment::Augment;
 pub use dataset::{Dataset, Residency};
 pub use error::{Error, Mismatch, Result};
-pub use gather::{Batch, GatherBatches, GatherConfig};
+pub use gather::{Batch, EnvGather, GatherBatches, GatherConfig};
 pub use import::{ImportReport, import_cifar10};
 pub use normalization::Normalization;
 pub use parts::Subset;

@@ -29,6 +29,8 @@
 //!    a device has one group for each part. Every group has its own number of batches, and an epoch
 //!    has as many as the group with the most. In each batch the envs without samples are left out,
 //!    whichever they are.
+//! 9. With `Full`, an env may have its own batch and seed ([`OrderConfig::own`]), which are those
+//!    of its group. Every group has its own number of batches, as with parts.
 //!
 //! So with `Full` an env's order depends only on seed, device and its rank on the device, and with
 //! one env on each device both modes are the same.
@@ -104,6 +106,15 @@ pub struct OrderPart {
     pub len: usize,
 }
 
+/// Batch and seed of an env.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnvOrder {
+    /// Samples in a full batch, at least 1.
+    pub batch: usize,
+    /// Seed of the permutations.
+    pub seed: u64,
+}
+
 /// Parameters of an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrderConfig {
@@ -118,6 +129,9 @@ pub struct OrderConfig {
     /// With [`EpochMode::Full`], the rank of each env in the generator's stream (3 above) in place
     /// of its rank on its device: the env has the order of the env with that rank on one device.
     pub ranks: Option<Vec<usize>>,
+    /// Batch and seed of each env in place of `batch_per_env` and `seed`, from which they may
+    /// differ with [`EpochMode::Full`].
+    pub own: Option<Vec<EnvOrder>>,
     /// Share of the samples that an env gets in an epoch.
     pub epoch_mode: EpochMode,
     /// Seed of the permutations.
@@ -136,7 +150,9 @@ struct Group {
     device: DeviceId,
     /// Rank of the group's first env among the envs of the device.
     rank: u64,
-    /// Samples of a full batch: `batch_per_env` × `envs`, or `usize::MAX` if that overflows.
+    /// Batch of each of its envs, and seed.
+    own: EnvOrder,
+    /// Samples of a full batch: `own.batch` × `envs`, or `usize::MAX` if that overflows.
     step: usize,
     /// Number of envs.
     envs: usize,
@@ -147,18 +163,22 @@ struct Group {
 }
 
 impl Group {
-    /// Batches of an epoch of all samples.
-    fn batches_of_all(&self, drop_last: bool) -> usize {
+    /// Divides the samples into batches of `own.batch` samples for each env.
+    fn divide(&mut self, drop_last: bool, limit: usize) {
+        self.step = self.own.batch.saturating_mul(self.envs);
         let partial = !drop_last && !self.part.len.is_multiple_of(self.step);
-        self.part.len / self.step + usize::from(partial)
+        self.batches = (self.part.len / self.step + usize::from(partial)).min(limit);
     }
 }
 
 /// A validated [`OrderConfig`]: the part of a permutation that each env gets in each batch.
 #[derive(Clone, Debug)]
 pub struct EpochOrder {
-    seed: u64,
+    epoch_mode: EpochMode,
     shuffle: bool,
+    drop_last: bool,
+    /// Upper limit of batches in an epoch.
+    limit: usize,
     batches: usize,
     groups: Vec<Group>,
     /// Group of each env, and the env's position in the group.
@@ -169,9 +189,9 @@ impl EpochOrder {
     /// Checks `config`. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a zero batch, no envs, another number of parts than envs, a zero
-    /// `max_batches`, more than 2^32 − 1 samples; [`Error::Hole`] if the epoch's last batch would
-    /// leave a hole.
+    /// [`Error::Argument`] for a zero batch, no envs, another number of parts than envs, different
+    /// batches or seeds with [`EpochMode::Dealt`], a zero `max_batches`, more than 2^32 − 1
+    /// samples; [`Error::Hole`] if the epoch's last batch would leave a hole.
     pub fn new(config: &OrderConfig) -> Result<Self> {
         check(config)?;
         let mut groups: Vec<Group> = vec![];
@@ -188,7 +208,8 @@ impl EpochOrder {
             };
             let group = shared.unwrap_or_else(|| {
                 let rank = config.ranks.as_ref().map_or(*on_device, |ranks| ranks[env] as u64);
-                groups.push(Group { device, rank, step: 0, envs: 0, part, batches: 0 });
+                let own = config.of_env(env);
+                groups.push(Group { device, rank, own, step: 0, envs: 0, part, batches: 0 });
                 groups.len() - 1
             });
             *on_device += 1;
@@ -196,21 +217,48 @@ impl EpochOrder {
             groups[group].envs += 1;
         }
         let limit = config.max_batches.unwrap_or(usize::MAX);
-        for group in &mut groups {
-            group.step = config.batch_per_env.saturating_mul(group.envs);
-            group.batches = group.batches_of_all(config.drop_last).min(limit);
-        }
-        if config.parts.is_none() {
+        groups.iter_mut().for_each(|group| group.divide(config.drop_last, limit));
+        let shares_samples = config.parts.is_none() && config.epoch_mode == EpochMode::Dealt;
+        if shares_samples {
             let batches = groups.iter().map(|group| group.batches).min().unwrap_or(0);
             groups.iter_mut().for_each(|group| group.batches = batches);
         }
-        let batches = groups.iter().map(|group| group.batches).max().unwrap_or(0);
-        let OrderConfig { seed, shuffle, .. } = *config;
-        let order = Self { seed, shuffle, batches, groups, envs };
-        if config.parts.is_none() {
+        let OrderConfig { epoch_mode, shuffle, drop_last, .. } = *config;
+        let batches = most_batches(&groups);
+        let order = Self { epoch_mode, shuffle, drop_last, limit, batches, groups, envs };
+        if shares_samples {
             order.refuse_hole()?;
         }
         Ok(order)
+    }
+
+    /// Gives another batch and seed to `env`, which is below [`Self::envs`].
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a zero batch, and with [`EpochMode::Dealt`].
+    pub fn set(&mut self, env: usize, own: EnvOrder) -> Result<()> {
+        check_own(&own, self.epoch_mode == EpochMode::Full)?;
+        let group = &mut self.groups[self.envs[env].0];
+        group.own = own;
+        group.divide(self.drop_last, self.limit);
+        self.batches = most_batches(&self.groups);
+        Ok(())
+    }
+
+    /// Batches of an epoch in which `env` has samples, if it gets this batch with [`Self::set`].
+    /// `env` < [`Self::envs`], `batch` > 0.
+    pub fn batches_with(&self, env: usize, batch: usize) -> usize {
+        let mut group = self.groups[self.envs[env].0].clone();
+        if self.epoch_mode == EpochMode::Full {
+            group.own.batch = batch;
+            group.divide(self.drop_last, self.limit);
+        }
+        group.batches
+    }
+
+    /// Batch and seed of `env`, which is below [`Self::envs`].
+    pub fn own(&self, env: usize) -> EnvOrder {
+        self.groups[self.envs[env].0].own
     }
 
     /// Batches in an epoch.
@@ -254,13 +302,10 @@ impl EpochOrder {
         first..first + each + usize::from(position < longer)
     }
 
-    /// Largest number of samples of any env in any batch.
-    pub fn part_max(&self) -> usize {
-        if self.batches == 0 {
-            return 0;
-        }
+    /// Largest number of samples of `env` in any batch. `env` < [`Self::envs`].
+    pub fn part_max(&self, env: usize) -> usize {
         // No batch of an env is larger than its first.
-        (0..self.envs()).map(|env| self.part(0, env).len()).max().unwrap_or(0)
+        self.part(0, env).len()
     }
 
     /// Number of samples that `env` gets in an epoch. `env` < [`Self::envs`].
@@ -273,9 +318,9 @@ impl EpochOrder {
     pub fn permutation_into(&self, permutation: usize, epoch: u64, indices: &mut [u32]) {
         (0..).zip(indices.iter_mut()).for_each(|(place, index)| *index = place);
         if self.shuffle {
-            let Group { device, rank, .. } = &self.groups[permutation];
+            let Group { device, rank, own, .. } = &self.groups[permutation];
             let offset = SEED_STRIDE.wrapping_mul(device.index() as u64);
-            let mut random = ChaCha8Rng::seed_from_u64(self.seed.wrapping_add(offset));
+            let mut random = ChaCha8Rng::seed_from_u64(own.seed.wrapping_add(offset));
             random.set_stream(epoch.wrapping_add(rank << EPOCH_BITS));
             shuffle(&mut random, indices);
         }
@@ -300,19 +345,48 @@ impl EpochOrder {
     }
 }
 
-fn check(config: &OrderConfig) -> Result<()> {
-    let wrong = |argument, expected: &str, got: String, remedy: &str| {
-        Err(Error::Argument {
-            operation: "gather",
-            argument,
-            expected: expected.into(),
-            got,
-            remedy: remedy.into(),
-        })
-    };
-    if config.batch_per_env == 0 {
-        return wrong("batch_per_env", "at least 1", "0".into(), "128 is a usual size");
+impl OrderConfig {
+    /// Batch and seed of an env.
+    fn of_env(&self, env: usize) -> EnvOrder {
+        let of_all = EnvOrder { batch: self.batch_per_env, seed: self.seed };
+        self.own.as_ref().map_or(of_all, |own| own[env])
     }
+}
+
+/// The most batches of a group.
+fn most_batches(groups: &[Group]) -> usize {
+    groups.iter().map(|group| group.batches).max().unwrap_or(0)
+}
+
+fn wrong(argument: &'static str, expected: &str, got: String, remedy: &str) -> Result<()> {
+    Err(Error::Argument {
+        operation: "gather",
+        argument,
+        expected: expected.into(),
+        got,
+        remedy: remedy.into(),
+    })
+}
+
+fn check_batch(batch: usize) -> Result<()> {
+    match batch {
+        0 => wrong("batch_per_env", "at least 1", "0".into(), "128 is a usual size"),
+        _ => Ok(()),
+    }
+}
+
+/// Checks batch and seed of an env, which may be other than those of all envs if `may_differ`.
+fn check_own(own: &EnvOrder, may_differ: bool) -> Result<()> {
+    if !may_differ {
+        let expected = "the batch and the seed of all envs with epoch mode dealt";
+        let got = format!("batch {} with seed {}", own.batch, own.seed);
+        return wrong("own", expected, got, "envs share samples there; use epoch mode full");
+    }
+    check_batch(own.batch)
+}
+
+fn check(config: &OrderConfig) -> Result<()> {
+    check_batch(config.batch_per_env)?;
     if config.devices.is_empty() {
         let remedy = "name one device for each env, such as `cpu,cpu`";
         return wrong("devices", "one device for each env, at least one", "none".into(), remedy);
@@ -321,6 +395,15 @@ fn check(config: &OrderConfig) -> Result<()> {
         let expected = format!("a part for each of the {} envs", config.devices.len());
         let remedy = "list the samples of every env, or leave the parts out";
         return wrong("parts", &expected, format!("{} parts", parts.len()), remedy);
+    }
+    if let Some(own) = &config.own {
+        if own.len() != config.devices.len() {
+            let expected = format!("one for each of the {} envs", config.devices.len());
+            return wrong("own", &expected, own.len().to_string(), "list every env");
+        }
+        let of_all = EnvOrder { batch: config.batch_per_env, seed: config.seed };
+        let is_full = config.epoch_mode == EpochMode::Full;
+        own.iter().try_for_each(|own| check_own(own, is_full || *own == of_all))?;
     }
     if let Some(ranks) = &config.ranks {
         let fits = ranks.len() == config.devices.len() && config.epoch_mode == EpochMode::Full;

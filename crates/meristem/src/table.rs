@@ -8,7 +8,8 @@ use meristem::device::Owner;
 use meristem::nn::ScoreKind;
 use meristem::train::statistics::Spread;
 use meristem::train::summary::{
-    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Place, Status, Summary, TwinSummary,
+    EnvSummary, MemorySummary, ModuleSummary, OwnerMemory, Place, PlacesSummary, Status, Summary,
+    TwinSummary,
 };
 use meristem::train::trace::TraceSummary;
 
@@ -37,6 +38,13 @@ pub(crate) fn report(summary: &Summary) -> String {
     let mut text = leaderboard(summary).unwrap_or_else(|| vec![envs(summary).to_string()]);
     text.extend(comparison(summary).map(|table| table.to_string()));
     text.extend(summary.folds.as_ref().map(|folds| score::folds(summary.task.score(), folds)));
+    text.extend(summary.places.map(|PlacesSummary { count, busy }| {
+        format!(
+            "{} in use for {:.1} % of the steps",
+            counted(count, ["place", "places"]),
+            100.0 * busy
+        )
+    }));
     if summary.status == Status::Interrupted {
         let steps = counted(summary.steps as usize, ["step", "steps"]);
         text.push(format!("stopped at a step boundary after {steps}"));
@@ -120,12 +128,33 @@ fn envs(summary: &Summary) -> Table {
     table
 }
 
-/// Table of the best members, and a line if there are more; `None` without members.
+/// Table of the best members, and a line if there are more; then both for the members over their
+/// seeds, if some differ only by their seed. `None` without members.
 fn leaderboard(summary: &Summary) -> Option<Vec<String>> {
     let places = summary.leaderboard();
+    if places.is_empty() {
+        return None;
+    }
     let kind = summary.task.score();
+    let of_member = |place: &Place| place.number.map_or("–".into(), |number| number.to_string());
+    let mut text = board(kind, "member", &places, of_member);
+    let over_seeds = summary.over_seeds();
+    if !over_seeds.is_empty() {
+        let of_seeds = |place: &Place| counted(place.envs.len(), ["env", "envs"]);
+        text.extend(board(kind, "over seeds", &over_seeds, of_seeds));
+    }
+    Some(text)
+}
+
+/// Table of the best places, with `first` in its first column, and a line if there are more.
+fn board(
+    kind: ScoreKind,
+    header: &str,
+    places: &[Place],
+    first: impl Fn(&Place) -> String,
+) -> Vec<String> {
     let mut table = new();
-    table.set_header(["member", "settings", "steps", "train", "control", "test", "parameters"]);
+    table.set_header([header, "settings", "steps", "train", "control", "test", "parameters"]);
     let spread = |spread: Option<Spread>| {
         let mean = score::named(kind, spread.map(|spread| spread.mean));
         match spread.and_then(|spread| spread.std) {
@@ -134,11 +163,11 @@ fn leaderboard(summary: &Summary) -> Option<Vec<String>> {
         }
     };
     for place in places.iter().take(PLACES_MAX) {
-        let Place { number, member, control, train, test, parameters, steps, ended, .. } = place;
-        let count = |number: &Option<usize>| number.map_or("–".into(), |own| own.to_string());
+        let Place { member, control, train, test, parameters, steps, ended, .. } = place;
+        let count = |steps: &Option<usize>| steps.map_or("–".into(), |own| own.to_string());
         let reason = ended.as_ref().map_or(String::new(), |reason| format!(" {reason}"));
         table.add_row([
-            count(number),
+            first(place),
             printable(member),
             format!("{}{}", count(steps), printable(&reason)),
             spread(*train),
@@ -155,7 +184,7 @@ fn leaderboard(summary: &Summary) -> Option<Vec<String>> {
         let more = places.len() - PLACES_MAX;
         text.push(format!("{more} more members are in summary.json"));
     }
-    (!places.is_empty()).then_some(text)
+    text
 }
 
 /// Table with the means over the twins, the means over the envs, and the difference; `None` without

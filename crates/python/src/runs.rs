@@ -218,9 +218,11 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     let kind = overview.task.score();
     read.set_item("overview", scores_to_python(py, &overview, kind)?)?;
     read.set_item("settings", to_python(py, &settings)?)?;
-    let places = summary.as_ref().map(Summary::leaderboard).unwrap_or_default();
     read.set_item("summary", scores_to_python(py, &summary, kind)?)?;
+    let places = summary.as_ref().map(Summary::leaderboard).unwrap_or_default();
     read.set_item("leaderboard", to_python(py, &places)?)?;
+    let over_seeds = summary.as_ref().map(Summary::over_seeds).unwrap_or_default();
+    read.set_item("over_seeds", to_python(py, &over_seeds)?)?;
     Ok(read.into_any().unbind())
 }
 

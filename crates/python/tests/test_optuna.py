@@ -56,6 +56,43 @@ def test_a_searcher_chooses_members_as_places_become_free():
     assert again.weights(0).read_bytes() == run.weights(5).read_bytes()
 
 
+class Data(meristem.Searcher):
+    """Chooses batch, seed and initial weights."""
+
+    def suggest(self, member):
+        own = {"batch": 16 + 8 * member, "seed": member}
+        return {**own, "init": "w.safetensors"} if member % 2 else own
+
+
+def test_a_searcher_chooses_batches_seeds_and_initial_weights(tmp_path, monkeypatch):
+    first = meristem.train(**{**SETTINGS, "steps": 1}, controller="none", envs=1)
+    (tmp_path / "w.safetensors").write_bytes(first.weights(0).read_bytes())
+    settings = {**SETTINGS, "samples": 4}
+    run = meristem.sweep(search=Data(), places=2, **settings)
+    given = meristem.sweep(members=[Data().suggest(member) for member in range(4)], **SETTINGS)
+    all_weights = [given.weights(member).read_bytes() for member in range(4)]
+    assert [run.weights(member).read_bytes() for member in range(4)] == all_weights
+    stopped = meristem.sweep(search=Data(), places=2, stop_after=5, run_dir="stopped", **settings)
+    folder = Path(stopped.path).resolve()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resumed = meristem.resume(folder, search=InFolder(tmp_path))
+    assert [resumed.weights(member).read_bytes() for member in range(4)] == all_weights
+    assert meristem.replay(resumed, 3).weights(0).read_bytes() == all_weights[3]
+    assert run.summary["places"] == {"count": 2, "busy": 1}
+
+
+class InFolder(Data):
+    """Gives paths in a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def suggest(self, member):
+        settings = super().suggest(member)
+        return {key: self.folder / value if key == "init" else value for key, value in settings.items()}
+
+
 def test_a_search_is_resumed_to_the_same_bits():
     whole = meristem.sweep(search=Rates(), samples=6, places=2, **SETTINGS)
     stopped = meristem.sweep(search=Rates(), samples=6, places=2, stop_after=5, **SETTINGS, run_dir="stopped")
@@ -84,7 +121,7 @@ def test_errors_of_a_searcher_end_the_run_and_are_raised():
 
     with pytest.raises(KeyError, match="no study"):
         meristem.sweep(search=Broken(), samples=3, **SETTINGS)
-    for wrong in ({"steps": 4}, {"lrr": 1}, {"lr": "fast"}, {"lr": -1}, 3):
+    for wrong in ({"steps": 4}, {"lrr": 1}, {"lr": "fast"}, {"lr": -1}, {"controller": "heuristic"}, 3):
         search = Rates()
         search.suggest = lambda member, wrong=wrong: wrong
         with pytest.raises((MeristemError, TypeError)):

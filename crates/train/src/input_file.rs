@@ -57,6 +57,12 @@ pub(crate) fn absolute(key: &str, path: &Path) -> Result<PathBuf> {
     })
 }
 
+/// The error of a path that text cannot have, which the setting `key` names.
+pub(crate) fn lossy(key: &str, path: &Path) -> Error {
+    let expected = "a path that is UTF-8 from the root on, because config.toml is text";
+    Error::value(key, path.display(), expected)
+}
+
 /// The move of a study's folder after one of its runs began. A resumed run reads the files that the
 /// study has made from the new folder. Its settings and results keep their paths in the old folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,11 +1,12 @@
 //! Declaration of the gather's kernels on a GPU, which are in `gather.cu`.
 
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand, Owner, Piece, Program, Stream, Tensor};
 
-use super::kernel::{SampleStorage, Storage};
+use super::kernel::{Drawing, SampleStorage, Storage};
 use crate::augment::Augment;
 use crate::error::Result;
 use crate::shape::SampleShape;
@@ -107,31 +108,29 @@ struct GpuValues {
     target_width: u32,
 }
 
+/// Storage of the samples, augmentation with its seed, and lengths of the tensors as in
+/// [`GpuGather::program`].
+type ProgramKey = (SampleStorage, (Augment, u64), [usize; 6]);
+
 /// The compiled programs of a [`super::GatherBatches`]. Samples and epoch are tensor arguments, so
-/// a program depends only on the storage of the samples and on the lengths of the tensors.
+/// a program depends only on the storage of the samples, their augmentation with its seed, and the
+/// lengths of the tensors.
 pub(super) struct GpuGather {
     values: GpuValues,
     kernels: &'static Kernels,
-    /// Storage of the samples, lengths of the tensors as in [`Self::program`], program.
-    programs: Mutex<Vec<(SampleStorage, [usize; 6], Program)>>,
+    programs: Mutex<HashMap<ProgramKey, Program>>,
 }
 
 impl GpuGather {
     pub(super) fn new(
         (shape, targets): (SampleShape, TargetForm),
         constants: &[(f32, f32)],
-        augment: Augment,
-        seed: u64,
     ) -> GpuGather {
         let SampleShape { channels, height, width } = shape;
         let mut values = GpuValues {
-            seed,
             channels: channels as u32,
             height: height as u32,
             width: width as u32,
-            padding: augment.crop_padding as u32,
-            flip: augment.flip.into(),
-            cutout: augment.cutout as u32,
             target_width: targets.width as u32,
             ..GpuValues::zeroed()
         };
@@ -149,12 +148,17 @@ impl GpuGather {
 
     /// The program that gathers over tensors with `lens` elements: stored samples, stored targets,
     /// indices of samples, inputs, targets, epoch.
-    pub(super) fn program(&self, storage: SampleStorage, lens: [usize; 6]) -> Program {
+    pub(super) fn program(
+        &self,
+        storage: SampleStorage,
+        Drawing { augment, seed, .. }: Drawing,
+        lens: [usize; 6],
+    ) -> Program {
+        // Without augmentation nothing is drawn, and envs with different seeds share the program.
+        let seed = if augment == Augment::NONE { 0 } else { seed };
+        let key = (storage, (augment, seed), lens);
         let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_same =
-            |known: &&(SampleStorage, [usize; 6], Program)| (known.0, known.1) == (storage, lens);
-        let known = programs.iter().find(is_same);
-        if let Some((_, _, program)) = known {
+        if let Some(program) = programs.get(&key) {
             return program.clone();
         }
         let kernel = match storage.values {
@@ -163,13 +167,20 @@ impl GpuGather {
             Storage::Floats => &self.kernels.floats,
             Storage::Normalized => &self.kernels.normalized,
         };
-        let values = GpuValues { staged: storage.staged.into(), ..self.values };
+        let values = GpuValues {
+            seed,
+            padding: augment.crop_padding as u32,
+            flip: augment.flip.into(),
+            cutout: augment.cutout as u32,
+            staged: storage.staged.into(),
+            ..self.values
+        };
         let table = storage.values.has_table().then_some(2 * values.channels as usize);
         let pieces = lens.into_iter().chain(table).enumerate();
         let pieces = pieces.map(|(argument, len)| Piece { argument, start: 0, len });
         let call = Call::new(kernel, lens[2] as u32, THREADS).values(values).with_pieces(pieces);
         let program = Program::from(call);
-        programs.push((storage, lens, program.clone()));
+        programs.insert(key, program.clone());
         program
     }
 }

@@ -152,7 +152,7 @@ conversion_by_table!(ManyBytes, u8);
 conversion_by_table!(Floats, f32);
 
 /// Type of the stored values that the kernel reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Storage {
     /// u8, of at most 4 channels.
     Bytes,
@@ -165,11 +165,19 @@ pub(super) enum Storage {
 }
 
 /// Storage of the samples that the kernel reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SampleStorage {
     pub(super) values: Storage,
     /// Whether only the samples of this batch are stored, in its order; else the whole dataset.
     pub(super) staged: bool,
+}
+
+/// Augmentation of an env's images in an epoch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drawing {
+    pub(super) augment: Augment,
+    pub(super) seed: u64,
+    pub(super) epoch: u64,
 }
 
 /// Parameters that all gathers of a [`super::GatherBatches`] share.
@@ -178,26 +186,22 @@ pub(super) struct GatherKernel {
     blocks: MultiplyAdd,
     table: Table,
     pub(super) targets: TargetForm,
-    augment: Augment,
-    seed: u64,
 }
 
 impl GatherKernel {
     pub(super) fn new(
         (shape, targets): (SampleShape, TargetForm),
         constants: &[(f32, f32)],
-        augment: Augment,
-        seed: u64,
     ) -> Self {
         let (blocks, table) = (MultiplyAdd::new(constants), Table::new(constants));
-        Self { shape, blocks, table, targets, augment, seed }
+        Self { shape, blocks, table, targets }
     }
 
     /// Runs one gather. Arguments: stored samples, targets u32 [N] or f32 [N, K], indices of
     /// samples u32 [n]; outputs: inputs f32 [n, H, W, C], targets u32 [n] or f32 [n, K]. The words
     /// of the epoch, and the table of constants, are for the GPU's kernel; here they are
     /// parameters.
-    pub(super) fn run(&self, args: &mut Args<'_>, storage: SampleStorage, epoch: u64) {
+    pub(super) fn run(&self, args: &mut Args<'_>, storage: SampleStorage, drawing: Drawing) {
         let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
         match self.targets {
@@ -216,7 +220,7 @@ impl GatherKernel {
             }
         }
         let isa = args.isa();
-        let pick = PickedSamples { kernel: self, samples, epoch, staged: storage.staged };
+        let pick = PickedSamples { kernel: self, samples, drawing, staged: storage.staged };
         match storage.values {
             Storage::Bytes => {
                 vectorize(isa, Work { pick, by: &self.blocks, stored: args.read::<u8>(0), inputs })
@@ -309,7 +313,7 @@ fn reverse_pixels<T>(row: &mut [T], channels: usize) {
 struct PickedSamples<'a> {
     kernel: &'a GatherKernel,
     samples: &'a [u32],
-    epoch: u64,
+    drawing: Drawing,
     /// Whether only `samples` are stored, in this order.
     staged: bool,
 }
@@ -318,7 +322,7 @@ impl PickedSamples<'_> {
     /// Gathers the samples from `stored` to `inputs`.
     #[inline(always)]
     fn gather<C: Conversion>(&self, by: &C, stored: &[C::Stored], inputs: &mut [f32]) {
-        let GatherKernel { shape, augment, seed, .. } = self.kernel;
+        let (shape, Drawing { augment, seed, epoch }) = (&self.kernel.shape, self.drawing);
         let size = shape.numel();
         let mut augmenter = Augmenter::new(*shape, by);
         let sample_at = |i: usize| {
@@ -331,10 +335,10 @@ impl PickedSamples<'_> {
         {
             // Samples are drawn at random: without prefetching, each one begins with a cache miss.
             let [own, next] = [sample_at(i), sample_at(last.min(i + 1))];
-            if *augment == Augment::NONE {
+            if augment == Augment::NONE {
                 by.normalize(own, values, next);
             } else {
-                let draw = augment.draw(*shape, *seed, self.epoch, *sample);
+                let draw = augment.draw(*shape, seed, epoch, *sample);
                 augmenter.write(&draw, [own, next], values);
             }
         }

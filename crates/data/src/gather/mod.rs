@@ -1,5 +1,6 @@
 //! Batches gathered from the resident copy, for each env on a separate stream (D2–D6, F2).
 
+mod config;
 mod gpu;
 mod kernel;
 mod loader;
@@ -11,76 +12,21 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, Device, DeviceId, DeviceOptions, Expect, Launches, Stream, Tensor};
+use meristem_device::{DType, Device, Expect, Launches, Stream, Tensor};
 
+pub use self::config::{EnvGather, GatherConfig};
+use self::config::{check_config, check_datasets, wrong};
 use self::gpu::GpuGather;
-use self::kernel::{GatherKernel, SampleStorage};
+use self::kernel::{Drawing, GatherKernel, SampleStorage};
 use self::permutation::{Permutation, Permutations};
 use self::ring::Ring;
 use self::stage::{EnvSamples, env_samples};
 use crate::augment::Augment;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::normalization::Normalization;
-use crate::order::{EpochMode, EpochOrder, OrderConfig};
+use crate::order::{EpochOrder, OrderConfig};
 use crate::parts::Subset;
-use crate::targets::TargetForm;
-
-/// Configuration of a gather.
-#[derive(Clone, Debug)]
-pub struct GatherConfig {
-    /// Samples of each env in a full batch, at least 1.
-    pub batch_per_env: usize,
-    /// The device of each env, in env order; at least one.
-    pub devices: Vec<DeviceId>,
-    /// Ranks of the envs, see [`OrderConfig::ranks`]; `None` for the order of the envs.
-    pub ranks: Option<Vec<usize>>,
-    /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
-    pub served: Option<Range<usize>>,
-    /// The envs that get batches until [`GatherBatches::select`]; `None` for all.
-    pub selected: Option<Vec<usize>>,
-    /// Share of the samples that an env gets in an epoch.
-    pub epoch_mode: EpochMode,
-    /// Whether each epoch is permuted; false serves the samples in order.
-    pub shuffle: bool,
-    /// Whether to leave out a last batch that is not full.
-    pub drop_last: bool,
-    /// Seed of permutations and augmentation.
-    pub seed: u64,
-    /// The samples to serve.
-    pub subset: Subset,
-    /// Random augmentation of the images.
-    pub augment: Augment,
-    /// Batch buffers of each env, at least 2. A buffer is added when a consumer holds them all.
-    pub ring_depth: usize,
-    /// Upper limit of batches in an epoch, at least 1; `None` for all.
-    pub max_batches: Option<usize>,
-    /// Normalisation constants; `None` for the constants of the dataset's training split.
-    pub normalization: Option<Normalization>,
-}
-
-impl GatherConfig {
-    /// The defaults: samples dealt out to the envs of a device, shuffled with seed 0, partial last
-    /// batches kept, no augmentation, two buffers.
-    pub fn new(batch_per_env: usize, devices: Vec<DeviceId>) -> Self {
-        Self {
-            batch_per_env,
-            devices,
-            ranks: None,
-            served: None,
-            selected: None,
-            epoch_mode: EpochMode::Dealt,
-            shuffle: true,
-            drop_last: false,
-            seed: 0,
-            subset: Subset::All,
-            augment: Augment::NONE,
-            ring_depth: 2,
-            max_batches: None,
-            normalization: None,
-        }
-    }
-}
+use crate::shape::InputKind;
 
 /// One env's part of one batch. The memory belongs to the env (D3). It is reused for a later batch
 /// after all handles are dropped, in stream order, so kernels in flight are safe.
@@ -96,10 +42,12 @@ pub struct Batch {
 
 struct ServedEnv {
     stream: Stream,
+    augment: Augment,
     /// Index of the env's device in [`GatherBatches::permutations`].
     device: usize,
     /// Offset of the env's permutation in the tensors of `permutations`.
     first: usize,
+    kind: InputKind,
     samples: EnvSamples,
     storage: SampleStorage,
     /// f32 [2 · C], the scales and shifts of the channels, if the storage needs a table of them.
@@ -151,6 +99,7 @@ impl GatherBatches {
             batch_per_env: config.batch_per_env,
             devices: config.devices.clone(),
             ranks: config.ranks.clone(),
+            own: config.own.as_ref().map(|own| own.iter().map(|own| own.order()).collect()),
             epoch_mode: config.epoch_mode,
             seed: config.seed,
             shuffle: config.shuffle,
@@ -182,12 +131,15 @@ impl GatherBatches {
             let device = device.unwrap_or(0);
             let permutation = order.permutation_of(first_env + env);
             let sets = permutations[device].on(stream)?;
-            let capacity = order.part_max();
+            let capacity = order.part_max(first_env + env);
+            let own = config.own.as_ref().map(|own| own[first_env + env]);
             let (samples, storage) = env_samples(dataset, stream, capacity, &mut loader)?;
             Ok(ServedEnv {
                 stream: stream.clone(),
+                augment: own.map_or(config.augment, |own| own.augment),
                 device,
                 first: permutations[device].start_of(permutation),
+                kind: dataset.info().kind,
                 samples,
                 storage,
                 constants: gpu::constants(stream, storage, &constants)?,
@@ -202,15 +154,36 @@ impl GatherBatches {
             })
         });
         let envs = envs.collect::<Result<Vec<_>>>()?;
-        let (augment, seed, forms) = (config.augment, config.seed, (shape, targets));
-        let kernel = Arc::new(GatherKernel::new(forms, &constants, augment, seed));
-        let gpu = GpuGather::new(forms, &constants, augment, seed);
+        let forms = (shape, targets);
+        let kernel = Arc::new(GatherKernel::new(forms, &constants));
+        let gpu = GpuGather::new(forms, &constants);
         let (selected, is_started, batch) = (vec![], false, 0);
         let mut gather =
             Self { order, kernel, gpu, permutations, first_env, envs, selected, is_started, batch };
         let selected = config.selected.as_ref();
         gather.select(|env| selected.is_none_or(|selected| selected.contains(&env)))?;
         Ok(gather)
+    }
+
+    /// Gives another batch, seed or augmentation to an env, from the next [`Self::start_epoch`] on.
+    /// `env` is one of those that are served. Allocates its buffers again if its batch differs.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for options that do not fit; out of memory.
+    pub fn set(&mut self, env: usize, own: EnvGather) -> Result<()> {
+        let served = &mut self.envs[env - self.first_env];
+        own.augment.check(served.kind, served.ring.shape())?;
+        self.is_started = false;
+        served.augment = own.augment;
+        if self.order.own(env) == own.order() {
+            return Ok(());
+        }
+        self.order.set(env, own.order())?;
+        let capacity = self.order.part_max(env);
+        if let EnvSamples::Staged(stage) = &mut served.samples {
+            stage.resize(&served.stream, capacity)?;
+        }
+        served.ring.resize(capacity)
     }
 
     /// Gives batches only to the envs that `is_selected` selects by number, from the next
@@ -366,7 +339,9 @@ impl GatherBatches {
             EnvSamples::Staged(stage) => stage.filled(),
         };
         let epoch_words = &env.epochs[self.permutations[env.device].turn()];
-        let (kernel, storage, epoch) = (self.kernel.clone(), env.storage, env.epoch);
+        let (kernel, storage) = (self.kernel.clone(), env.storage);
+        let seed = self.order.own(*index).seed;
+        let drawing = Drawing { augment: env.augment, seed, epoch: env.epoch };
         let lens = [stored, &env.targets, samples, inputs, targets, epoch_words].map(Tensor::numel);
         let launch = env.stream.launch("gather").read(stored).read(&env.targets).read(samples);
         let launch = launch.write(inputs).write(targets).read(epoch_words);
@@ -374,8 +349,8 @@ impl GatherBatches {
             Some(constants) => launch.read(constants),
             None => launch,
         };
-        let launch = launch.gpu(|| self.gpu.program(storage, lens));
-        Ok(launch.add(launches, move |args| kernel.run(args, storage, epoch))?)
+        let launch = launch.gpu(|| self.gpu.program(storage, drawing, lens));
+        Ok(launch.add(launches, move |args| kernel.run(args, storage, drawing))?)
     }
 
     /// Range in the tensor of the device's permutations that `env` gets in `batch`.
@@ -430,94 +405,6 @@ impl fmt::Debug for GatherBatches {
             .field("batch", batch)
             .finish_non_exhaustive()
     }
-}
-
-fn wrong<T>(argument: &'static str, expected: String, got: String, remedy: &str) -> Result<T> {
-    Err(Error::Argument { operation: "gather", argument, expected, got, remedy: remedy.into() })
-}
-
-/// Checks that there is a dataset, and that all datasets have the same length, shape of samples and
-/// form of targets, as copies of one dataset on several devices do.
-fn check_datasets(datasets: &[Arc<Dataset>]) -> Result<&[Arc<Dataset>]> {
-    let Some(first) = datasets.first() else {
-        return wrong("datasets", "one for each device".into(), "none".into(), "load one first");
-    };
-    for other in datasets {
-        let about = |d: &Dataset| {
-            let TargetForm { kind, width } = d.target_form();
-            format!("{} samples of {:?} with {kind} ({width} a sample)", d.len(), d.shape())
-        };
-        let form = |d: &Dataset| (d.len(), d.shape(), d.target_form());
-        if form(other) != form(first) {
-            let expected = format!("{} as on {}", about(first), first.device().id());
-            let got = format!("{} on {}", about(other), other.device().id());
-            return wrong("datasets", expected, got, "load the same dataset on every device");
-        }
-    }
-    Ok(datasets)
-}
-
-fn check_config(
-    config: &GatherConfig,
-    datasets: &[Arc<Dataset>],
-    streams: &[Stream],
-) -> Result<()> {
-    let GatherConfig { devices, served, ring_depth, subset, normalization, augment, .. } = config;
-    let all = 0..devices.len();
-    let served = served.clone().unwrap_or(all.clone());
-    if served.start > served.end || served.end > all.end {
-        let expected = format!("some of the {} envs", all.end);
-        return wrong("served", expected, format!("{served:?}"), "leave it out to serve all envs");
-    }
-    if served.len() != streams.len() {
-        let expected = format!("one for each of the {} envs", streams.len());
-        let got = format!("{} devices", served.len());
-        return wrong("devices", expected, got, "give as many devices as env streams");
-    }
-    for ((env, id), stream) in served.clone().zip(&devices[served]).zip(streams) {
-        if stream.device().id() != *id {
-            if let DeviceId::Cuda(_) = id {
-                // Reports a device that is not available.
-                Device::open(*id, &DeviceOptions::default())?;
-            }
-            let expected = format!("{}, where the stream of env {env} is", stream.device().id());
-            return wrong(
-                "devices",
-                expected,
-                id.to_string(),
-                "open the env's stream on its device",
-            );
-        }
-    }
-    if *ring_depth < 2 {
-        let remedy = "one buffer is filled while the other is used";
-        return wrong("ring_depth", "at least 2".into(), ring_depth.to_string(), remedy);
-    }
-    let len = datasets[0].len();
-    let outside = |index: &&u32| **index as usize >= len;
-    if let Some(index) = subset.distinct().iter().find_map(|subset| subset.iter().find(outside)) {
-        let expected = format!("indices below {len}, the number of samples");
-        let argument = if let Subset::PerEnv(_) = subset { "parts" } else { "subset" };
-        return wrong(argument, expected, index.to_string(), "split the dataset that is served");
-    }
-    augment.check(datasets[0].info().kind, datasets[0].shape())?;
-    normalization.as_ref().map_or(Ok(()), |given| check_normalization(given, datasets))
-}
-
-fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Result<()> {
-    let channels = datasets[0].shape().channels;
-    let Normalization { mean, std } = given;
-    if mean.len() != channels || !given.is_usable() {
-        let expected = format!("finite means and positive deviations of {channels} channels");
-        let remedy = "leave it out for the dataset's own";
-        return wrong("normalization", expected, format!("{mean:?} and {std:?}"), remedy);
-    }
-    let is_normalized = datasets.iter().any(|dataset| dataset.is_normalized());
-    if is_normalized && *given != datasets[0].normalization() {
-        let expected = "the dataset's own, with which its f32 copy was made".into();
-        return wrong("normalization", expected, format!("{given:?}"), "keep the dataset as u8");
-    }
-    Ok(())
 }
 
 /// The opened devices of the streams, with the numbers of the permutations that their envs need.

@@ -47,6 +47,17 @@ impl Ring {
         Ok(())
     }
 
+    /// Gives the slots another capacity. Allocates them again if they are allocated.
+    pub(super) fn resize(&mut self, capacity: usize) -> Result<()> {
+        if capacity == self.capacity {
+            return Ok(());
+        }
+        self.capacity = capacity;
+        let is_allocated = !self.slots.is_empty();
+        self.free();
+        if is_allocated { self.allocate() } else { Ok(()) }
+    }
+
     /// Frees the slots; batches that are alive keep theirs.
     pub(super) fn free(&mut self) {
         self.slots.clear();

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DeviceId, MappedFile, Owner, Stream, Tensor};
+use meristem_device::{DType, DeviceId, MappedFile, Owner, Stream, Tensor};
 
 use super::kernel::{SampleStorage, Storage};
 use super::loader::{ImageList, ImageLoader, LoadingImages};
@@ -50,14 +50,17 @@ impl BatchStage {
         let (values, stored) = (dataset.shape().numel(), dataset.info().stored);
         let (image, dtype) = (values * stored.size(), stored.dtype());
         let uploads = env.device().copy_stream(&format!("{} uploads", env.name()));
-        let slot = || -> Result<(Tensor, Tensor)> {
-            let buffer = Tensor::empty(&uploads, [capacity * values], dtype, Owner::Batches)?;
-            let read = buffer.on(env)?;
-            Ok((buffer, read))
-        };
-        let slots = [slot()?, slot()?];
+        let slots = slots([env, &uploads], capacity * values, dtype)?;
         let file = file.clone();
         Ok(Self { uploads, file, image, values, slots, turn: 0, loader, loading: None })
+    }
+
+    /// Gives the buffers another capacity. `env` is the env's stream.
+    pub(super) fn resize(&mut self, env: &Stream, capacity: usize) -> Result<()> {
+        let dtype = self.slots[0].0.dtype();
+        self.slots = slots([env, &self.uploads], capacity * self.values, dtype)?;
+        self.loading = None;
+        Ok(())
     }
 
     /// Begins to copy the images at places `part` of the permutations into the slot that was not
@@ -103,6 +106,20 @@ impl BatchStage {
     pub(super) fn filled(&self) -> &Tensor {
         &self.slots[self.turn].1
     }
+}
+
+/// Two buffers for `values` values, as handles on the stream that fills them and on the env's.
+fn slots(
+    [env, uploads]: [&Stream; 2],
+    values: usize,
+    dtype: DType,
+) -> Result<[(Tensor, Tensor); 2]> {
+    let slot = || -> Result<(Tensor, Tensor)> {
+        let buffer = Tensor::empty(uploads, [values], dtype, Owner::Batches)?;
+        let read = buffer.on(env)?;
+        Ok((buffer, read))
+    };
+    Ok([slot()?, slot()?])
 }
 
 /// Source of an env's samples.

@@ -5,13 +5,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use meristem_data::order::{EpochMode, OrderConfig, OrderPart, plan};
-use meristem_data::{Augment, Dataset, Error, GatherBatches, GatherConfig, Normalization, Subset};
+use meristem_data::{
+    Augment, Dataset, EnvGather, Error, GatherBatches, GatherConfig, Normalization, Subset,
+};
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, Error as DeviceError, Isa, MemoryFormat, Stream,
 };
 use proptest::prelude::*;
 
-use crate::common::{Image, Toy, batch_of, epoch_of, own_epochs_are_those_of_all, slow_image};
+use crate::common::{
+    Image, Toy, batch_of, epoch_of, own_epochs_are_those_of_all, own_options_are_those_of_all,
+    slow_image,
+};
 
 fn cpus(envs: usize) -> Vec<DeviceId> {
     vec![DeviceId::Cpu(0); envs]
@@ -123,6 +128,7 @@ proptest! {
         let subset = config.subset.clone();
         let order = OrderConfig {
             ranks: None,
+            own: None,
             len: if let Subset::Shared(list) = &subset { list.len() } else { toy.len },
             parts: slow_parts(&subset),
             batch_per_env: config.batch_per_env,
@@ -270,6 +276,28 @@ fn each_env_may_have_its_own_epoch() {
     own_epochs_are_those_of_all(&device, &dataset);
 }
 
+/// Each env may have its own batch, seed and augmentation.
+#[test]
+fn each_env_may_have_its_own_options() {
+    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2, floats: false };
+    let (device, dataset) = toy.dataset();
+    own_options_are_those_of_all(&device, &dataset);
+    let augment = Augment::NONE;
+    let own = Some(vec![EnvGather { batch: 4, seed: 1, augment }; 2]);
+    let streams = [device.stream("a"), device.stream("b")];
+    let data = &[dataset];
+    let dealt = GatherConfig { own, ..GatherConfig::new(4, cpus(2)) };
+    let error = GatherBatches::new(&dealt, data, &streams).unwrap_err().to_string();
+    assert!(error.contains("`own`") && error.contains("batch 4 with seed 1"), "{error}");
+    let mut gather =
+        GatherBatches::new(&GatherConfig { own: None, ..dealt }, data, &streams).unwrap();
+    gather.set(0, EnvGather { batch: 4, seed: 0, augment }).unwrap();
+    let error = gather.set(0, EnvGather { batch: 3, seed: 0, augment }).unwrap_err().to_string();
+    assert!(error.contains("`own`"), "{error}");
+    let wide = Augment { cutout: 5, ..augment };
+    assert!(gather.set(0, EnvGather { batch: 4, seed: 0, augment: wide }).is_err());
+}
+
 /// A ring has memory only while its env is selected.
 #[test]
 fn only_selected_envs_have_batches_in_memory() {
@@ -313,6 +341,7 @@ fn a_lagging_consumer_is_safe() {
         let mut gather = GatherBatches::new(&config, &[dataset], &[env]).unwrap();
         let order = OrderConfig {
             ranks: None,
+            own: None,
             len: 64,
             parts: None,
             batch_per_env: 4,

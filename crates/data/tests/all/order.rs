@@ -14,6 +14,7 @@ use rand_core::{Rng, SeedableRng};
 fn config(len: usize, batch_per_env: usize, devices: &str) -> OrderConfig {
     OrderConfig {
         ranks: None,
+        own: None,
         len,
         parts: None,
         batch_per_env,
@@ -158,6 +159,7 @@ fn any_config_with_parts() -> impl Strategy<Value = OrderConfig> {
             let (shuffle, drop_last, max_batches) = flags;
             OrderConfig {
                 ranks: None,
+                own: None,
                 len,
                 parts,
                 batch_per_env,
@@ -365,7 +367,7 @@ fn edges_of_d4() {
     // One sample goes to every env.
     let listed = plan(&full(config(1, 5, "cpu,cpu")), 1).unwrap();
     assert_eq!(listed.epochs[0].batches, [[[0], [0]]]);
-    assert_eq!(EpochOrder::new(&config(0, 5, "cpu")).unwrap().part_max(), 0);
+    assert_eq!(EpochOrder::new(&config(0, 5, "cpu")).unwrap().part_max(0), 0);
 }
 
 #[test]

@@ -67,6 +67,7 @@ fn any_case() -> impl Strategy<Value = Case> {
 fn expected(case: &Case, config: &GatherConfig, epochs: u64) -> Vec<Vec<Seen>> {
     let order = OrderConfig {
         ranks: None,
+        own: None,
         len: case.toy.len,
         parts: None,
         batch_per_env: case.batch,

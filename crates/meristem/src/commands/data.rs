@@ -289,6 +289,7 @@ fn plan(arguments: &PlanArguments) -> Outcome {
     let devices = arguments.devices.iter().map(|name| name.trim().parse());
     let config = OrderConfig {
         ranks: None,
+        own: None,
         len: arguments.len,
         parts: None,
         batch_per_env: batch,

@@ -21,6 +21,8 @@ mod inputs;
 mod interrupt;
 mod learning;
 #[cfg(unix)]
+mod member_data;
+mod member_growth;
 mod members;
 mod named_files;
 #[cfg(target_os = "linux")]

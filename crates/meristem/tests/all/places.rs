@@ -27,6 +27,13 @@ fn members_in_places_have_the_bits_of_members_side_by_side() {
     assert_eq!(outcome(&m, "places").weights, all);
     assert_eq!(steps(&m, "places"), [4; 9]);
     assert_eq!(trained(&m, "places"), [4, 4, 4, 4, 4, 4, 4, 4, 1, 1, 1, 1]);
+    // 36 steps of members in 12 steps of 4 places.
+    assert_eq!(
+        m.json("places/summary.json")["places"],
+        serde_json::json!({"count": 4, "busy": 0.75})
+    );
+    assert!(said.stdout.contains("4 places in use for 75.0 % of the steps"), "{}", said.stdout);
+    assert!(m.json("all/summary.json").get("places").is_none());
     m.ok("sweep sweep.toml --quiet --controller random --places 1 --run-dir one");
     assert_eq!(outcome(&m, "one").weights, all);
     m.ok("sweep replay places 8 --quiet --run-dir alone");

@@ -59,6 +59,14 @@ class Run:
         """
         return [dict(place) for place in self._read["leaderboard"]]
 
+    @property
+    def over_seeds(self) -> list[dict[str, Any]]:
+        """Members that differ only by their ``seed`` as one place each, in the form and order of
+        :attr:`leaderboard`: the ``envs`` of a place are those of all seeds, and its ``number`` is ``None`` if
+        there are several. Empty if no two members differ only by their seed.
+        """
+        return [dict(place) for place in self._read["over_seeds"]]
+
     @cached_property
     def events(self) -> dict[str, Columns]:
         """Events by kind, each as a dictionary of columns of equal length.

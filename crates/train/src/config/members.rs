@@ -1,11 +1,16 @@
 //! The settings of members over those of the run.
 
+use std::path::Path;
+
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::{MEMBERS_MAX, Member, Sampler, Scheduler, Space};
+use super::validate::check_member;
 use super::value::SettingValue;
 use crate::error::{Error, Result};
+use crate::hosts::{is_file, read_host};
+use crate::input_file::{absolute, lossy};
 
 /// The settings of a member as a layer over those of the run.
 ///
@@ -38,6 +43,30 @@ fn check_key(setting: &str, key: &str) -> Result<()> {
         None => format!("a setting of a member: {known}"),
     };
     Err(Error::value(setting, format!("`{key}`"), expected))
+}
+
+/// A host, with the description in place of the path of a file: the run keeps the description, so
+/// that a changed file does not change the run.
+pub(super) fn described(host: impl AsRef<str>) -> Result<String> {
+    let host = host.as_ref();
+    Ok(if is_file(host) { read_host(host)?.description().into() } else { host.into() })
+}
+
+/// Replaces the path of a host by its description, and the path of weights by an absolute one, so
+/// that the settings mean the same in every working directory.
+///
+/// # Errors
+/// An unreadable host; a path that is not UTF-8 from the root on.
+pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
+    if let Some(host) = member.get("host").map(described).transpose()? {
+        member.replace("host", host);
+    }
+    if let Some(init) = member.get("init").map(str::to_owned) {
+        let path = absolute("init", Path::new(&init))?;
+        let text = path.to_str().ok_or_else(|| lossy("init", &path))?;
+        member.replace("init", text.into());
+    }
+    Ok(())
 }
 
 impl TrainConfig {
@@ -113,12 +142,17 @@ impl TrainConfig {
         }
     }
 
-    /// Like [`Self::of_member`], for settings that were not checked with those of the run.
+    /// Like [`Self::of_member`], for settings that were not checked with those of the run: checks
+    /// them.
     ///
     /// # Errors
     /// [`Error::Value`]: settings that a member cannot have.
     pub(crate) fn of_new_member(&self, member: &Member) -> Result<Self> {
-        layer(member).map(|_| self.of_member(member))
+        layer(member)?;
+        let config = self.of_member(member);
+        config.validate()?;
+        check_member(self, &config)?;
+        Ok(config)
     }
 
     /// The settings of the run, and those of `member` over them.

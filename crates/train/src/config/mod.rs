@@ -31,6 +31,7 @@ use meristem_device::{DeviceOptions, Trace};
 pub(crate) use self::identity::{
     changed_line, changed_result, first_difference, identity, values_from_before, without_length,
 };
+pub(crate) use self::members::make_portable;
 pub(crate) use self::policy_file::PolicyFile;
 pub use self::table::{ConfigLayer, TrainConfig, all};
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
@@ -38,9 +39,9 @@ use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub(crate) use self::validate::{check_loss, check_searcher};
 pub use self::value::FlagForm;
-use crate::error::{Error, Result};
-use crate::hosts::{is_file, read_host};
-use crate::input_file::{Moved, absolute};
+use crate::error::Result;
+use crate::hosts::read_host;
+use crate::input_file::{Moved, absolute, lossy};
 
 /// Slots before the pools of a host of the family `cnn`.
 const FIRST_ROW: &str = "r0";
@@ -62,12 +63,11 @@ impl TrainConfig {
         config.apply(file);
         config.apply(flags);
         config.preset = preset;
-        config.host = described(&config.host)?;
+        config.host = members::described(&config.host)?;
         config.draw_members()?;
         if let Some(members) = &mut config.members {
             for member in members.all_mut() {
-                let host = member.get("host").map(described).transpose()?;
-                host.into_iter().for_each(|host| member.replace("host", host));
+                members::make_portable(member)?;
             }
         }
         if envs.is_none() && (config.members.is_some() || config.folds.is_some()) {
@@ -242,10 +242,7 @@ impl TrainConfig {
     pub(crate) fn check_paths(&self) -> Result<()> {
         match self.with_absolute_paths()?.paths_mut().find(|(_, path)| path_text::is_lossy(path)) {
             None => Ok(()),
-            Some((key, path)) => {
-                let expected = "a path that is UTF-8 from the root on, because config.toml is text";
-                Err(Error::value(key, path.display(), expected))
-            }
+            Some((key, path)) => Err(lossy(key, path)),
         }
     }
 
@@ -337,13 +334,6 @@ impl TrainConfig {
         let plateau_gain_pp = self.plateau_gain as f32;
         HeuristicConfig { plateau_gain_pp, max_parameters, ..self.heuristic }
     }
-}
-
-/// A host, with the description in place of the path of a file: the run keeps the description, so
-/// that a changed file does not change the run.
-fn described(host: impl AsRef<str>) -> Result<String> {
-    let host = host.as_ref();
-    Ok(if is_file(host) { read_host(host)?.description().into() } else { host.into() })
 }
 
 #[cfg(test)]

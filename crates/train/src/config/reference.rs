@@ -141,7 +141,7 @@ mod tests {
         let of = |key: &str| page.lines().find(|line| line.contains(&format!("`{key}`"))).unwrap();
         assert_eq!(
             of("batch"),
-            "| `batch` | whole number (N), 1 to 65536 | 128 | result | 1 | \
+            "| `batch` | whole number (N), 1 to 65536 | 128 | result, member | 1 | \
              Samples in a batch of one env; with --data-parallel, of all ranks together. |"
         );
         assert!(of("steps").contains("if the controller does not learn: 30"), "{}", of("steps"));

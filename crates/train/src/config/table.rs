@@ -113,8 +113,10 @@ settings! {
         /// Run folder; must not exist. In control eval, --run-dir is the folder of a comparison.
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
             unit("DIR"), scope(SettingScope::Process), train_only();
-        /// Seed of all random numbers of the run.
-        seed: u64 = same(42u64), whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED);
+        /// Seed of all random numbers of the run. A member's seed is that of its initial weights,
+        /// its order of samples and its augmentation; parts of the data have the run's.
+        seed: u64 = same(42u64),
+            whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED), of_member();
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
         /// learns at the end of each round. On resume more rounds extend the run.
         rounds: usize = presets(3, 2, 20).without_learning(1, 1, 1),
@@ -214,14 +216,14 @@ settings! {
         /// such as 'mean=0.5,0.5,0.5;std=0.25,0.25,0.25'.
         normalize: Normalize = same(Normalize::default()), unit("CONSTANTS"), since(5, "data");
         /// Augmentations of training images: none, or any of crop,flip,cutout.
-        augment: Augmentations = same(Augmentations::default()), unit("LIST");
+        augment: Augmentations = same(Augmentations::default()), unit("LIST"), of_member();
         /// Training images of an env in a step. full: every env trains on all images, in a separate
         /// order. dealt: the images are divided among the envs of a device, so each of N envs
         /// trains on 1/N.
         epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
             since(4, "dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
-        batch: usize = same(128usize), unit("N"), whole(1, 65_536);
+        batch: usize = same(128usize), unit("N"), whole(1, 65_536), of_member();
         /// Maximum number of batches per env and step, or all.
         max_batches: BatchLimit = same(BatchLimit::All), unit("N"), whole(1, 1_000_000_000);
     }
@@ -276,7 +278,7 @@ settings! {
         env_numbers: Option<Numbers> = absent("0, 1 and so on"),
             unit("LIST"), since(11, None), train_only();
         /// Weights file that every env starts from: safetensors with PyTorch's names.
-        init: Option<PathBuf> = absent("random weights"), unit("FILE");
+        init: Option<PathBuf> = absent("random weights"), unit("FILE"), of_member();
         /// Weights file of any run; every env starts from the topology of this file. Modules of the
         /// topology are permanent from the beginning; host and modules have random weights. With a
         /// run folder, each env starts from the topology of that run's env with the same number.
@@ -383,8 +385,8 @@ settings! {
         /// Controller that decides what grows. heuristic: rules. ppo: a policy that learns from
         /// round to round. ppo:FILE, greedy:FILE: a fixed policy that samples its actions, or takes
         /// the most probable ones. random: any legal action. fixed:FILE: a script of actions. none:
-        /// nothing grows.
-        controller: ControllerKind = same(ControllerKind::default()), train_only();
+        /// nothing grows. Members of a run with the heuristic may have none.
+        controller: ControllerKind = same(ControllerKind::default()), train_only(), of_member();
         /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
         slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),
             unit("LIST"), of_member();
@@ -422,28 +424,32 @@ settings! {
             unit("PP"), real(-100.0, 100.0), of_member();
         /// Number of steps without a significant gain above plateau-gain after which the heuristic
         /// grows a module. With 0 it does not wait for a plateau.
-        plateau_steps in heuristic.plateau_steps: usize, unit("N"), whole(0, 1_000_000);
+        plateau_steps in heuristic.plateau_steps: usize, unit("N"), whole(0, 1_000_000),
+            of_member();
         /// Gain of control score per step that ends a plateau, in percentage points.
         plateau_gain: f64 = same(HeuristicConfig::default().plateau_gain_pp),
-            unit("PP"), real(-100.0, 100.0);
+            unit("PP"), real(-100.0, 100.0), of_member();
         /// Parameters per training image, modules included, up to which the heuristic grows a host.
-        parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1");
+        parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1"),
+            of_member();
         /// Relative excess of the control loss over the training loss up to which the heuristic
         /// grows.
-        max_gap in heuristic.max_gap: f64, unit("SHARE"), real(0.0, 1e9), since(5, "0.25");
+        max_gap in heuristic.max_gap: f64, unit("SHARE"), real(0.0, 1e9),
+            since(5, "0.25"), of_member();
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
-        tempo in heuristic.tempo: Tempo;
+        tempo in heuristic.tempo: Tempo, of_member();
         /// Share of a layer's initial features by which the heuristic makes it wider, one layer at
         /// a time, while no module is due; 0 for no wider layers.
-        widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0), since(13, "0");
+        widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0),
+            since(13, "0"), of_member();
         /// Number of steps between two wider layers of an env.
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
-            since(13, "3");
+            since(13, "3"), of_member();
         /// Largest number of features of a layer that the heuristic widens, as a multiple of its
         /// initial number.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
-            since(13, "2");
+            since(13, "2"), of_member();
     }
     "Policy" {
         /// Initial policy of controller ppo. shipped: the policy that comes with the program. none:

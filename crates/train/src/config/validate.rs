@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use meristem_control::RewardMode;
+use meristem_control::{HeuristicConfig, RewardMode};
 use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
 use meristem_nn::Precision;
@@ -11,8 +11,8 @@ use meristem_nn::Precision;
 use super::devices::Devices;
 use super::table::TrainConfig;
 use super::types::{
-    CommKind, ControllerKind, ExchangeKind, LossKind, PlannedChange, PlannedChanges, PolicyStart,
-    Sampler, Scheduler,
+    CommKind, ControllerKind, ExchangeKind, LossKind, Member, PlannedChange, PlannedChanges,
+    PolicyStart, Sampler, Scheduler,
 };
 use crate::error::{Error, Result};
 
@@ -48,6 +48,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("twin", "off", expected));
     }
     check_own_loss(config)?;
+    check_width(config)?;
     check_width_init(config)?;
     check_members(config)?;
     check_sweep(config)?;
@@ -64,7 +65,10 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that all members have equally many envs.
+/// Settings that members may only have if each env trains on all samples of its own.
+const OF_EPOCH_FULL: [&str; 2] = ["seed", "batch"];
+
+/// Checks that all members have equally many envs, and settings that fit the division of samples.
 fn check_members(config: &TrainConfig) -> Result<()> {
     let Some(members) = &config.members else { return Ok(()) };
     let count = members.all().len();
@@ -76,7 +80,34 @@ fn check_members(config: &TrainConfig) -> Result<()> {
         let expected = format!("a multiple of {count}, the number of members");
         return Err(Error::value("envs", config.envs, expected));
     }
-    Ok(())
+    for (n, member) in config.of_members().iter().enumerate() {
+        check_member(config, member).map_err(|error| error.in_member(n))?;
+    }
+    let mut keys = members.all().iter().flat_map(Member::settings).map(|(key, _)| key);
+    match keys.find(|key| OF_EPOCH_FULL.contains(key)) {
+        Some(key) if config.epoch == EpochMode::Dealt && !config.data_parallel => {
+            let expected = format!("full with `{key}` of members: with dealt they share batches");
+            Err(Error::value("epoch", config.epoch, expected))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a run can have a member with these settings.
+///
+/// # Errors
+/// [`Error::Value`]: another controller than the run's, and not none beside the heuristic.
+pub(super) fn check_member(run: &TrainConfig, member: &TrainConfig) -> Result<()> {
+    let own = &member.controller;
+    let rests = run.controller == ControllerKind::Heuristic && *own == ControllerKind::None;
+    if *own == run.controller || rests {
+        return Ok(());
+    }
+    let expected = match run.controller {
+        ControllerKind::Heuristic => "heuristic, as the run's controller, or none".into(),
+        _ => format!("{}, the run's controller", run.controller),
+    };
+    Err(Error::value("controller", own, expected))
 }
 
 /// Checks that the run has what its scheduler needs, and that planned changes are of its members.
@@ -165,6 +196,18 @@ fn check_places(config: &TrainConfig, count: usize) -> Result<()> {
         return needs("no member-changes, which count the steps of the run");
     }
     check_alone(config, "places", &places)
+}
+
+/// Checks that a layer may become wider at all.
+fn check_width(config: &TrainConfig) -> Result<()> {
+    let HeuristicConfig { widen_by, widen_up_to, .. } = config.heuristic;
+    let first = 1.0 + widen_by;
+    // Decimal fractions are not exact.
+    if widen_by > 0.0 && first > widen_up_to * (1.0 + 1e-9) {
+        let expected = format!("at least {first}, to which widen-by {widen_by} widens a layer");
+        return Err(Error::value("widen-up-to", widen_up_to, expected));
+    }
+    Ok(())
 }
 
 /// Checks that a program can compute the loss: the replicas of one host train without its waits.

@@ -64,7 +64,7 @@ impl Env {
     /// Weights that do not fit, out of memory.
     fn new(setup: &Setup, options: HostOptions<'_>) -> Result<Self> {
         let mut env = Self::with_host(setup, setup.fresh_host(options.index)?, options)?;
-        setup.initialise(&mut env.grown.network)?;
+        setup.initialise(options.index, &mut env.grown.network)?;
         let (network, snapshot, graph) = env.snapshot_parts(setup)?;
         snapshot.take(network, &graph)?;
         Ok(env)
@@ -147,7 +147,8 @@ impl Env {
         let host = &self.grown.host;
         self.counterfactual = if self.grown.own_step(when.step) + 1 == config.steps {
             let (purpose, env) = (Purpose::Counterfactuals, self.number as u64);
-            let mut random = Rng::new(config.seed, purpose, env, when.round as u64);
+            let seed = setup.member(self.index).config.seed;
+            let mut random = Rng::new(seed, purpose, env, when.round as u64);
             Counterfactual::for_last_step(host, &mut random)
         } else {
             Counterfactual::for_step(host)

@@ -223,6 +223,6 @@ fn new_twin(setup: &Setup, options: HostOptions<'_>) -> Result<TrainedHost> {
     let host = setup.fresh_host(options.index)?;
     let mut twin = TrainedHost::new(setup, host, options, TWIN_CONFIGURATIONS)?;
     twin.network.set_alphas(&[twin.host.alphas(), twin.host.alphas()])?;
-    setup.initialise(&mut twin.network)?;
+    setup.initialise(options.index, &mut twin.network)?;
     Ok(twin)
 }

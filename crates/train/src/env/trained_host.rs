@@ -66,14 +66,14 @@ impl TrainedHost {
         configurations: usize,
     ) -> Result<Self> {
         let HostOptions { index, stream, seed, batch_log, begun } = options;
-        let number = setup.config.env_number(index);
+        let (number, member) = (setup.config.env_number(index), setup.member(index));
         let options = NetworkOptions {
             configs: configurations,
             batch_log,
             precision: setup.config.precision,
             winograd: setup.config.winograd.0,
-            loss: setup.member(index).loss.clone(),
-            ..NetworkOptions::new(seed, number as u64, setup.isa, setup.config.batch)
+            loss: member.loss.clone(),
+            ..NetworkOptions::new(seed, number as u64, setup.isa, member.config.batch)
         };
         let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);
         let graph = setup.graph(index, &host, rate)?;

@@ -64,6 +64,11 @@ pub enum Notice<'a> {
         /// Steps of an episode.
         steps: usize,
     },
+    /// The controller makes no layer wider, although the settings of the heuristic say so.
+    IdleWidth {
+        /// Name of the controller.
+        controller: &'a str,
+    },
     /// Some folds have no sample of a class.
     RareClass {
         /// Name of the least frequent class.
@@ -115,6 +120,10 @@ impl Notice<'_> {
             Self::WarmupBeyondEpisode { warmup, steps } => Some(format!(
                 "--lr-warmup {warmup} is longer than the {steps} steps of an episode, so the \
                  learning rates never reach their schedule"
+            )),
+            Self::IdleWidth { controller } => Some(format!(
+                "--widen-by has no effect with --controller {controller}, because only the \
+                 heuristic makes layers wider by it"
             )),
             Self::RareClass { class, samples, folds } => Some(format!(
                 "class `{class}` has {samples} samples, fewer than the {folds} folds, so some \

@@ -9,6 +9,9 @@ use crate::record::summary::{CounterfactualTotals, HotTotals, OwnLossTotals};
 pub(crate) struct Totals {
     /// Steps of all rounds.
     pub(crate) steps: u64,
+    /// Steps of all places with a member in training; 0 without places.
+    #[serde(default)]
+    pub(crate) place_steps: u64,
     /// Batches of all envs.
     pub(crate) training_steps: u64,
     /// Images trained.

@@ -14,7 +14,9 @@ mod serving;
 use std::sync::Arc;
 
 use meristem_data::order::{EpochMode, EpochOrder};
-use meristem_data::{Dataset, DatasetFiles, GatherBatches, GatherConfig, Residency, Split};
+use meristem_data::{
+    Dataset, DatasetFiles, EnvGather, GatherBatches, GatherConfig, Residency, Split,
+};
 
 pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
 pub(crate) use self::parts::split_samples;
@@ -179,7 +181,9 @@ impl Resources {
             control_samples,
             test_samples,
         };
-        resources.list_batches(&served.collect::<Vec<_>>());
+        let served = served.collect::<Vec<_>>();
+        resources.size_evaluation(setup, &served)?;
+        resources.list_batches(&served);
         Ok(resources)
     }
 
@@ -193,24 +197,41 @@ impl Resources {
     ///
     /// # Errors
     /// Out of memory.
-    pub(crate) fn select(&mut self, envs: &[usize]) -> Result<()> {
+    pub(crate) fn select(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
         if self.replicas.is_some() {
             return Ok(());
         }
+        // The settings of a member may be other than before.
+        envs.iter().try_for_each(|env| self.train.set(*env, setup.gather(*env)))?;
         self.train.select(|env| envs.binary_search(&env).is_ok())?;
-        self.serve_evaluation(envs);
+        self.serve_evaluation(setup, envs)?;
         self.list_batches(envs);
         Ok(())
     }
 
     /// Serves the control and the test split only to these envs of the process, in increasing
     /// order.
-    pub(crate) fn serve_evaluation(&mut self, envs: &[usize]) {
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub(crate) fn serve_evaluation(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
+        self.size_evaluation(setup, envs)?;
         let first = self.devices.envs().start;
         let places: Vec<usize> = envs.iter().map(|env| env - first).collect();
         for served in self.control.iter_mut().chain(&mut self.test) {
             served.select(&places);
         }
+        Ok(())
+    }
+
+    /// Evaluates these envs of the process in batches of their settings.
+    fn size_evaluation(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
+        let first = self.devices.envs().start;
+        let batch = |env: &usize| (env - first, setup.member(*env).config.batch);
+        for served in self.control.iter_mut().chain(&mut self.test) {
+            served.set_batches(envs.iter().map(batch))?;
+        }
+        Ok(())
     }
 
     /// Lists the distinct batches of the envs that are served.
@@ -231,16 +252,19 @@ pub(crate) fn first_envs(config: &TrainConfig) -> Vec<usize> {
 fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
     let config = &setup.config;
     let replicas = config.replicas();
+    let EnvGather { batch, seed, augment } = setup.gather(0);
+    let own = || (0..config.envs).map(|env| setup.gather(env)).collect();
     GatherConfig {
         // The replicas share the samples of the one env.
         epoch_mode: if replicas > 1 { EpochMode::Dealt } else { config.epoch },
         shuffle: config.shuffle.0,
-        seed: config.seed,
+        seed,
+        own: config.members.as_ref().filter(|_| replicas == 1).map(|_| own()),
         ranks: config.env_numbers.as_ref().map(|numbers| numbers.all().to_vec()),
-        augment: setup.augment(),
+        augment,
         max_batches: config.max_batches.count(),
         normalization: Some(setup.interface.normalization.clone()),
-        ..GatherConfig::new(config.batch / replicas, devices.ids.repeat(replicas))
+        ..GatherConfig::new(batch / replicas, devices.ids.repeat(replicas))
     }
 }
 

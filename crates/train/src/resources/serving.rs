@@ -13,7 +13,7 @@ use crate::error::Result;
 
 /// Options for serving a split for evaluation: each env gets all samples, in order.
 pub(crate) struct Serving {
-    /// Samples in a batch.
+    /// Samples in a batch of all envs, until [`Served::set_batches`].
     pub(crate) batch: usize,
     /// Samples of each env of the run.
     pub(crate) subset: Subset,
@@ -46,35 +46,53 @@ impl PassBatches {
 }
 
 /// A split that every env sees whole, or its part of it, in order. It is gathered once for each
-/// device and part, into memory that all envs with the part read. In the training gather each env
-/// has separate samples and memory.
+/// device, part and batch size, into memory that all envs with the three read. In the training
+/// gather each env has separate samples and memory.
 pub(crate) struct Served {
+    normalization: Option<meristem_data::Normalization>,
+    /// The split on each device with envs.
+    datasets: Vec<Arc<Dataset>>,
     /// Gathers, each on a separate stream.
     gathers: Vec<SharedGather>,
-    /// Gather and stream of each env.
-    envs: Vec<(usize, Stream)>,
+    /// The envs of the process.
+    envs: Vec<ServedEnv>,
     /// Gather and stream of each selected env.
     selected: Vec<(usize, Stream)>,
 }
 
-/// A gather for the envs of a device that have the same samples.
-struct SharedGather {
-    /// Device of the envs, as a number of [`OpenDevices::distinct`].
+struct ServedEnv {
+    /// Samples of the env, and size of its batches.
+    key: ServedKey,
+    /// Number of its gather.
+    gather: usize,
+    stream: Stream,
+}
+
+/// Properties that all envs of a gather have in common.
+#[derive(Clone)]
+struct ServedKey {
+    /// Their device, as a number of [`OpenDevices::distinct`].
     device: usize,
     /// The samples; `None` for all.
     samples: Option<Arc<[u32]>>,
-    gather: GatherBatches,
+    /// Samples in a batch.
+    batch: usize,
 }
 
-impl SharedGather {
-    /// Whether it serves these samples on this device.
-    fn serves(&self, device: usize, samples: Option<&Arc<[u32]>>) -> bool {
-        let same = match (&self.samples, samples) {
+impl ServedKey {
+    fn is_same(&self, other: &Self) -> bool {
+        let same = match (&self.samples, &other.samples) {
             (Some(own), Some(other)) => Arc::ptr_eq(own, other),
             (own, other) => own.is_none() && other.is_none(),
         };
-        same && self.device == device
+        same && (self.device, self.batch) == (other.device, other.batch)
     }
+}
+
+/// A gather for the envs with one [`ServedKey`].
+struct SharedGather {
+    key: ServedKey,
+    gather: GatherBatches,
 }
 
 impl Served {
@@ -89,35 +107,81 @@ impl Served {
         datasets: &[Arc<Dataset>],
     ) -> Result<Self> {
         let Serving { batch, subset, normalization } = options;
-        let mut gathers: Vec<SharedGather> = vec![];
-        let mut envs = vec![];
+        let datasets = datasets.to_vec();
+        let (gathers, envs, selected) = (vec![], vec![], vec![]);
+        let mut served = Self { normalization, datasets, gathers, envs, selected };
         let placed = devices.envs().zip(&devices.device_of).zip(devices.streams());
         for ((env, &device), stream) in placed {
-            let samples = subset.of_env(env);
-            let known = gathers.iter().position(|shared| shared.serves(device, samples));
-            let number = known.unwrap_or(gathers.len());
-            if known.is_none() {
-                let of_device = stream.device();
-                let config = GatherConfig {
-                    shuffle: false,
-                    subset: samples.cloned().map_or(Subset::All, Subset::Shared),
-                    normalization: normalization.clone(),
-                    ..GatherConfig::new(batch, vec![of_device.id()])
-                };
-                let own = of_device.stream("evaluated images");
-                let dataset = std::slice::from_ref(&datasets[device]);
-                let gather = GatherBatches::new(&config, dataset, &[own])?;
-                gathers.push(SharedGather { device, samples: samples.cloned(), gather });
-            }
-            envs.push((number, stream.clone()));
+            let key = ServedKey { device, samples: subset.of_env(env).cloned(), batch };
+            let (gather, stream) = (served.gather(&key, stream)?, stream.clone());
+            served.envs.push(ServedEnv { key, gather, stream });
         }
-        Ok(Self { gathers, selected: envs.clone(), envs })
+        served.select(&(0..served.envs.len()).collect::<Vec<_>>());
+        Ok(served)
+    }
+
+    /// Number of the gather for envs with this key, one of which has the stream. Makes it if there
+    /// is none.
+    fn gather(&mut self, key: &ServedKey, stream: &Stream) -> Result<usize> {
+        if let Some(known) = self.gathers.iter().position(|shared| shared.key.is_same(key)) {
+            return Ok(known);
+        }
+        let of_device = stream.device();
+        let config = GatherConfig {
+            shuffle: false,
+            subset: key.samples.clone().map_or(Subset::All, Subset::Shared),
+            normalization: self.normalization.clone(),
+            ..GatherConfig::new(key.batch, vec![of_device.id()])
+        };
+        let own = of_device.stream("evaluated images");
+        let dataset = std::slice::from_ref(&self.datasets[key.device]);
+        let gather = GatherBatches::new(&config, dataset, &[own])?;
+        self.gathers.push(SharedGather { key: key.clone(), gather });
+        Ok(self.gathers.len() - 1)
+    }
+
+    /// Sets the sizes of the batches of some envs, given by their places among the envs of the
+    /// process. All envs are selected then.
+    ///
+    /// # Errors
+    /// Device errors.
+    pub(crate) fn set_batches(
+        &mut self,
+        batches: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<()> {
+        let mut is_changed = false;
+        for (place, batch) in batches {
+            let ServedEnv { key, stream, .. } = &self.envs[place];
+            if key.batch != batch {
+                let (key, stream) = (ServedKey { batch, ..key.clone() }, stream.clone());
+                let gather = self.gather(&key, &stream)?;
+                self.envs[place] = ServedEnv { key, gather, stream };
+                is_changed = true;
+            }
+        }
+        if is_changed {
+            self.drop_unused();
+            self.select(&(0..self.envs.len()).collect::<Vec<_>>());
+        }
+        Ok(())
+    }
+
+    /// Drops the gathers of no env.
+    fn drop_unused(&mut self) {
+        let mut numbers = vec![None; self.gathers.len()];
+        self.envs.iter().for_each(|env| numbers[env.gather] = Some(0));
+        let used = numbers.iter_mut().flatten();
+        used.enumerate().for_each(|(nth, number)| *number = nth);
+        let mut kept = numbers.iter();
+        self.gathers.retain(|_| kept.next().is_some_and(Option::is_some));
+        self.envs.iter_mut().for_each(|env| env.gather = numbers[env.gather].unwrap_or(0));
     }
 
     /// Serves only the envs at these places among the envs of the process. Passes count them from
     /// 0.
     pub(crate) fn select(&mut self, places: &[usize]) {
-        self.selected = places.iter().map(|place| self.envs[*place].clone()).collect();
+        let of_env = |place: &usize| (self.envs[*place].gather, self.envs[*place].stream.clone());
+        self.selected = places.iter().map(of_env).collect();
     }
 
     /// Distinct batches, as the sizes of the envs' parts; 0 for an env without a part.
@@ -138,7 +202,7 @@ impl Served {
         let mut devices: BTreeMap<usize, PassBatches> = BTreeMap::new();
         for shared in &self.gathers {
             let own = PassBatches::new(&shared.gather, usize::MAX, distinct);
-            let sum = devices.entry(shared.device).or_default();
+            let sum = devices.entry(shared.key.device).or_default();
             sum.gathers += own.gathers;
             sum.gathered += own.gathered;
             sum.uploaded += own.uploaded;

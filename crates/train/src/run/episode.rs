@@ -206,25 +206,29 @@ impl<'j> Episode<'_, 'j> {
         is_selected: impl Fn(&Self, usize) -> bool,
     ) -> Vec<HostOptions<'_>> {
         let Self { setup, resources, sweep, .. } = self;
-        let (seed, config) = (self.seed(), &setup.config);
-        let batch_log = if config.log_batches { resources.train.len().max(1) } else { 1 };
+        let config = &setup.config;
         let streams = resources.devices.streams_by_env();
         let selected = streams.filter(|(index, _)| is_selected(self, *index));
         selected
             .map(|(index, stream)| {
-                let begun = sweep.begun(index);
+                // The gather gets the batches of new settings only after the hosts.
+                let batches = || {
+                    resources.train.order().batches_with(index, setup.member(index).config.batch)
+                };
+                let batch_log = if config.log_batches { batches().max(1) } else { 1 };
+                let (seed, begun) = (self.seed(index), sweep.begun(index));
                 HostOptions { index, stream, seed, batch_log, begun }
             })
             .collect()
     }
 
-    /// Seed of the round's hosts.
-    fn seed(&self) -> u64 {
-        let config = &self.setup.config;
-        // Round 0 uses the run's seed itself.
+    /// Seed of the round's host of an env.
+    fn seed(&self, env: usize) -> u64 {
+        let seed = self.setup.member(env).config.seed;
+        // Round 0 uses the seed of the settings itself.
         match self.round {
-            0 => config.seed,
-            round => Rng::new(config.seed, Purpose::Init, u64::MAX, round as u64).next_u64(),
+            0 => seed,
+            round => Rng::new(seed, Purpose::Init, u64::MAX, round as u64).next_u64(),
         }
     }
 
@@ -279,6 +283,9 @@ impl<'j> Episode<'_, 'j> {
             let fingerprints = digests.iter().map(|digest| format!("{digest:08x}"));
             let fingerprints = fingerprints.collect::<Vec<_>>();
             return Err(Error::ReplicasDiffer { fingerprints: fingerprints.join(", ") });
+        }
+        if self.setup.config.places.is_some() {
+            self.totals.place_steps += self.sweep.trained().count() as u64;
         }
         self.change_members(population, when, diverged)?;
         Ok(stops.contains(&true))

@@ -6,11 +6,13 @@ use std::collections::BTreeSet;
 use super::episode::Episode;
 use super::results::in_sweep;
 use super::weights_files::write_weights;
+use crate::config::make_portable;
 use crate::env::{Env, Population};
 use crate::error::{Error, Result};
 use crate::position::StepPosition;
 use crate::record::events::Event;
 use crate::settings::{Member, Sampler};
+use crate::setup::Hosts;
 use crate::step::report;
 use crate::sweep::{Change, EndReason};
 
@@ -71,7 +73,7 @@ impl Episode<'_, '_> {
     ) -> Result<()> {
         for change in changes {
             if let Change::Copy { member, settings, .. } = &change {
-                self.setup.set_member(*member, settings)?;
+                self.setup.set_member(*member, settings, Hosts::InProgress)?;
             }
             self.sweep.record(&change);
             if let Change::Copy { member, from, .. } = &change {
@@ -135,7 +137,7 @@ impl Episode<'_, '_> {
         for &member in &members {
             let settings = self.suggested(member)?;
             if let Some(settings) = &settings {
-                self.setup.set_member(member, settings)?;
+                self.setup.set_member(member, settings, Hosts::Fresh)?;
             }
             self.sweep.begin(member, step, settings.as_ref());
             // Without places and a searcher, all begin with the run and have its settings.
@@ -152,7 +154,9 @@ impl Episode<'_, '_> {
     fn suggested(&mut self, member: usize) -> Result<Option<Member>> {
         let asks = self.setup.config.sampler == Sampler::External;
         let searcher = self.searcher.as_mut().filter(|_| asks);
-        searcher.map(|searcher| searcher.suggest(member)).transpose()
+        let suggested = searcher.map(|searcher| searcher.suggest(member)).transpose()?;
+        let portable = |mut settings| make_portable(&mut settings).map(|()| settings);
+        suggested.map(portable).transpose()
     }
 
     /// Evaluates the envs that are not trained any more, writes their weights, and frees their
@@ -166,7 +170,7 @@ impl Episode<'_, '_> {
             return Ok(());
         }
         let Self { resources, setup, sweep, ended_envs, .. } = self;
-        resources.serve_evaluation(&ended.numbers());
+        resources.serve_evaluation(setup, &ended.numbers())?;
         let results = report::report(resources, setup, &mut ended)?;
         write_weights(&setup.interface, self.folder, self.world, &ended.envs)?;
         let of_member = |env| in_sweep(sweep, &setup.config, env);
@@ -174,12 +178,17 @@ impl Episode<'_, '_> {
         Ok(())
     }
 
-    /// Serves batches to the envs in training, in a run with members.
+    /// Serves batches to the envs in training, and gives the controller the settings of their
+    /// members, in a run with members.
     pub(super) fn serve(&mut self, population: &Population) -> Result<()> {
         if self.sweep.is_without_members() {
             return Ok(());
         }
-        self.resources.select(&population.numbers())
+        for env in &population.envs {
+            let config = &self.setup.member(env.index).config;
+            self.controller.set_env(env.number, config, self.resources.train_samples);
+        }
+        self.resources.select(self.setup, &population.numbers())
     }
 
     /// Announces changes: successive ends for the same reason are one event.

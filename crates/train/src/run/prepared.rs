@@ -27,15 +27,16 @@ use crate::record::journal::Journal;
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
 use crate::record::summary::{
-    EnvSummary, FoldSummary, MemorySummary, SUMMARY_VERSION, Status, Stretch, Summary,
+    EnvSummary, FoldSummary, MemorySummary, PlacesSummary, SUMMARY_VERSION, Status, Stretch,
+    Summary,
 };
 use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
-use crate::settings::{CommKind, Member, Sampler, TaskKind};
+use crate::settings::{CommKind, ControllerKind, Member, Sampler, TaskKind};
 use crate::setup::controllers::AnyController;
-use crate::setup::{Names, Setup, residency};
+use crate::setup::{Hosts, Names, Setup, residency};
 use crate::step::report;
 use crate::sweep::{EndReason, Sweep};
 
@@ -199,6 +200,10 @@ impl PreparedRun {
         }
         if warmup > steps {
             observer.notice(&Notice::WarmupBeyondEpisode { warmup, steps });
+        }
+        let TrainConfig { controller, heuristic, .. } = &self.setup.config;
+        if heuristic.widen_by > 0.0 && *controller != ControllerKind::Heuristic {
+            observer.notice(&Notice::IdleWidth { controller: &controller.to_string() });
         }
     }
 
@@ -466,6 +471,10 @@ impl PreparedRun {
             rollbacks: totals.rollbacks,
             events_dropped,
             trace: None,
+            places: setup.config.places.map(|count| PlacesSummary {
+                count,
+                busy: totals.place_steps as f64 / (count as u64 * totals.steps).max(1) as f64,
+            }),
             folds: folds.and_then(|count| FoldSummary::of(count, &checkpoints.envs)),
             envs: checkpoints.envs,
             round_results: checkpoints.rounds,
@@ -503,7 +512,8 @@ impl PreparedRun {
             for (number, member) in progress.sweep.members.iter().enumerate() {
                 let settings = member.settings.as_deref().map(Member::parse).transpose();
                 let settings = settings.map_err(|error| unfit(error.to_string()))?;
-                settings.map_or(Ok(()), |own| self.setup.set_member(number, &own))?;
+                settings
+                    .map_or(Ok(()), |own| self.setup.set_member(number, &own, Hosts::InProgress))?;
             }
             self.sweep = progress.sweep;
             if !in_a_round {

@@ -142,7 +142,9 @@ impl Resuming<'_> {
             // The checkpoint has the policy.
             Some((file, checkpoint)) => {
                 let next = checkpoint.progress.next;
-                let fresh_hosts = next.step == 0 || next.round + 1 < config.rounds;
+                // Members without a place begin later.
+                let later = config.places.is_some() || next.round + 1 < config.rounds;
+                let fresh_hosts = next.step == 0 || later;
                 let began = &checkpoint.progress.identity.files;
                 let names = Names::of_checkpoint(&config, others, file, began, fresh_hosts)?;
                 (config, names)

@@ -10,6 +10,7 @@ use meristem_control::{
 use meristem_device::Stream;
 use meristem_nn::safetensors;
 
+use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::external::{External, OwnController};
 use crate::processes::World;
@@ -22,6 +23,8 @@ use crate::setup::Setup;
 pub(crate) enum AnyController {
     /// A controller that only decides.
     Rules(Box<dyn Controller>),
+    /// Written rules, of which members may have their own constants.
+    Heuristic(Box<Heuristic>),
     /// A script of actions.
     Script(Box<Script>),
     /// A policy that learns in one rank.
@@ -55,9 +58,9 @@ impl AnyController {
         match &config.controller {
             ControllerKind::None => rules(Box::new(NoController)),
             ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
-            ControllerKind::Heuristic => {
-                rules(Box::new(Heuristic::new(config.heuristic_config(train_samples))))
-            }
+            ControllerKind::Heuristic => Ok(Self::Heuristic(Box::new(Heuristic::new(
+                config.heuristic_config(train_samples),
+            )))),
             ControllerKind::Fixed(_) => match &setup.script {
                 Some(file) => Ok(Self::Script(Box::new(file.parse(&setup.fresh_host(0)?)?))),
                 None => Err(Error::value("controller", &config.controller, "a script")),
@@ -97,6 +100,7 @@ impl AnyController {
     pub(crate) fn get(&mut self) -> &mut dyn Controller {
         match self {
             Self::Rules(controller) => &mut **controller,
+            Self::Heuristic(heuristic) => &mut **heuristic,
             Self::Script(script) => &mut **script,
             Self::Policy(ppo) => &mut **ppo,
             Self::Group(group) => &mut **group,
@@ -104,11 +108,19 @@ impl AnyController {
         }
     }
 
+    /// Takes over the settings of an env's member. `env` is the number of the env for controllers.
+    pub(crate) fn set_env(&mut self, env: usize, config: &TrainConfig, train_samples: usize) {
+        if let Self::Heuristic(heuristic) = self {
+            let grows = config.controller != ControllerKind::None;
+            heuristic.set_env(env, grows.then(|| config.heuristic_config(train_samples)));
+        }
+    }
+
     /// The controller, if it looks at the envs.
     pub(crate) fn external(&mut self) -> Option<&mut dyn External> {
         match self {
             Self::External(external) => Some(&mut **external),
-            Self::Rules(_) | Self::Script(_) | Self::Policy(_) | Self::Group(_) => None,
+            _ => None,
         }
     }
 
@@ -116,7 +128,7 @@ impl AnyController {
     pub(crate) fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
         match self {
             Self::Script(script) => script.idle_lines(steps, envs),
-            Self::Rules(_) | Self::Policy(_) | Self::Group(_) | Self::External(_) => vec![],
+            _ => vec![],
         }
     }
 
@@ -126,9 +138,9 @@ impl AnyController {
     /// The device failed.
     pub(crate) fn policy_bytes(&self) -> Result<Option<Vec<u8>>> {
         let ppo = match self {
-            Self::Rules(_) | Self::Script(_) | Self::External(_) => return Ok(None),
             Self::Policy(ppo) => ppo,
             Self::Group(group) => group.first(),
+            _ => return Ok(None),
         };
         let (weights, metadata) = ppo.export()?;
         Ok(Some(safetensors::to_bytes(Path::new(POLICY), &weights, &metadata)?))
@@ -161,7 +173,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ConfigLayer, TrainConfig};
+    use crate::config::ConfigLayer;
     use crate::record::events::Event;
     use crate::record::observer::Observer;
     use crate::record::summary::Summary;

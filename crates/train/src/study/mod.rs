@@ -28,7 +28,7 @@ use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch, TaskKind};
-use crate::setup::{Names, OtherInputs};
+use crate::setup::{Hosts, Names, OtherInputs};
 
 /// Maximum number of seeds of a study.
 pub(crate) const SEEDS_MAX: usize = 10_000;
@@ -243,7 +243,7 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
     compared_run(&config.settings, ControllerKind::None, last, PathBuf::new())?;
-    let names = Names::resolve(&config.settings, OtherInputs::default())?;
+    let names = Names::resolve(&config.settings, OtherInputs::default(), Hosts::Fresh)?;
     let source = names.spec.source;
     let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
     // Otherwise the cache would keep the data, and with it the device, beyond this study.

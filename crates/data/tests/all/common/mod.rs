@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use meristem_data::order::EpochMode;
 use meristem_data::{
-    Augment, Batch, Dataset, DatasetSpec, GatherBatches, GatherConfig, InputKind, Normalization,
-    Residency, SampleShape, Split, cache,
+    Augment, Batch, Dataset, DatasetSpec, EnvGather, GatherBatches, GatherConfig, InputKind,
+    Normalization, Residency, SampleShape, Split, cache,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
@@ -126,16 +126,59 @@ pub(crate) fn own_epochs_are_those_of_all(device: &Device, dataset: &Arc<Dataset
     }
 }
 
+/// Checks that an env with its own batch, seed and augmentation has the batches that it has when
+/// all envs have them, from the beginning and when it gets them later.
+pub(crate) fn own_options_are_those_of_all(device: &Device, dataset: &Arc<Dataset>) {
+    let all =
+        GatherConfig { epoch_mode: EpochMode::Full, ..GatherConfig::new(4, vec![device.id(); 3]) };
+    let own = |batch, seed, augment| EnvGather { batch, seed, augment };
+    let options = [
+        own(4, 0, Augment::NONE),
+        own(9, 7, Augment::STANDARD),
+        own(3, 8, Augment { flip: true, ..Augment::NONE }),
+        own(3, 7, Augment::STANDARD),
+    ];
+    let alone = options.map(|EnvGather { batch, seed, augment }| {
+        let config = GatherConfig { batch_per_env: batch, seed, augment, ..all.clone() };
+        epoch_of(device, dataset, &config, 2)
+    });
+    let streams: Vec<Stream> = all.devices.iter().map(|_| device.stream("env")).collect();
+    let begun = GatherConfig { own: Some(options[..3].to_vec()), ..all };
+    let mut gather = GatherBatches::new(&begun, std::slice::from_ref(dataset), &streams).unwrap();
+    for of_envs in [[0, 1, 2], [3, 1, 2], [3, 2, 0], [1, 1, 1]] {
+        for (env, number) in of_envs.into_iter().enumerate() {
+            let batches = gather.order().batches_with(env, options[number].batch);
+            assert_eq!(batches, alone[number].len() / 3);
+            gather.set(env, options[number]).unwrap();
+        }
+        gather.start_epoch(2).unwrap();
+        let mut got = vec![vec![]; 3];
+        while let Some(step) = gather.next().unwrap() {
+            for batch in &step {
+                got[batch.env].push(images_of(batch));
+            }
+        }
+        for (env, number) in of_envs.into_iter().enumerate() {
+            // All three envs are in each batch of a fleet that is alike.
+            let expected: Vec<_> = alone[number].iter().skip(env).step_by(3).cloned().collect();
+            assert!(got[env] == expected, "env {env} with options {number} of {of_envs:?}");
+        }
+    }
+}
+
+/// The images of a batch.
+fn images_of(batch: &Batch) -> Vec<Image> {
+    let (inputs, targets) = batch_of(batch);
+    let images = inputs.chunks(inputs.len() / targets.len()).zip(targets);
+    images.map(|(image, target)| Image { inputs: image.to_vec(), target }).collect()
+}
+
 /// The rest of an epoch that was started.
 pub(crate) fn rest_of(gather: &mut GatherBatches) -> Vec<Vec<Image>> {
     let mut all = vec![];
     while let Some(step) = gather.next().unwrap() {
         for batch in &step {
-            let (inputs, targets) = batch_of(batch);
-            let images = inputs.chunks(inputs.len() / targets.len()).zip(targets);
-            all.push(
-                images.map(|(image, target)| Image { inputs: image.to_vec(), target }).collect(),
-            );
+            all.push(images_of(batch));
         }
     }
     all

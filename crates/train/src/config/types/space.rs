@@ -18,7 +18,7 @@ const OR: char = '|';
 const WHEN: &str = " when ";
 
 /// Settings that [`Space::perturb`] never changes, because a copy has the weights of its origin.
-const KEPT_BY_COPIES: [&str; 3] = ["host", "slots", "optimizer"];
+const KEPT_BY_COPIES: [&str; 5] = ["host", "slots", "optimizer", "init", "controller"];
 
 /// Condition of a dimension: another setting has one of some values.
 #[derive(Clone, Debug, PartialEq)]

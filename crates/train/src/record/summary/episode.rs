@@ -80,6 +80,15 @@ pub struct EnvSummary {
     pub weights: PathBuf,
 }
 
+/// Use of the places of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlacesSummary {
+    /// Number of places.
+    pub count: usize,
+    /// Share of the places with a member in training, as the mean over all steps.
+    pub busy: f64,
+}
+
 /// Scores of the held-out folds over all envs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FoldSummary {

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::{EnvSummary, Summary};
+use crate::config::types::SEPARATOR;
 use crate::record::recorded::Recorded;
 use crate::statistics::Spread;
 use crate::sweep::EndReason;
@@ -78,17 +79,49 @@ impl Summary {
                 None => members.push((member, vec![env])),
             }
         }
-        let mut places: Vec<Place> =
-            members.iter().map(|(member, envs)| Place::new(member, envs)).collect();
-        let diverged = |place: &Place| {
-            place.ended.as_ref().is_some_and(|reason| *reason == EndReason::Diverged)
-        };
-        let score = |place: &Place| place.score().unwrap_or(f64::NEG_INFINITY);
-        let key = |place: &Place| if diverged(place) { f64::NEG_INFINITY } else { score(place) };
-        // Stable: equal scores keep the order of the members.
-        places.sort_by(|a, b| key(b).total_cmp(&key(a)));
-        places
+        ordered(members.iter().map(|(member, envs)| Place::new(member, envs)).collect())
     }
+
+    /// Members that differ only by their seed as one place with the envs of all seeds, in the order
+    /// of [`Self::leaderboard`]. A place of several members has no number, and no steps if theirs
+    /// differ. Empty if no two members differ only by their seed.
+    pub fn over_seeds(&self) -> Vec<Place> {
+        let mut groups: Vec<(String, Vec<&EnvSummary>)> = vec![];
+        for env in &self.envs {
+            let Some(member) = env.member.as_deref() else { continue };
+            let settings = member.split(SEPARATOR).filter(|own| !own.starts_with("seed="));
+            let settings = settings.collect::<Vec<_>>().join(SEPARATOR);
+            match groups.iter_mut().find(|(known, _)| *known == settings) {
+                Some((_, envs)) => envs.push(env),
+                None => groups.push((settings, vec![env])),
+            }
+        }
+        let has_seeds = |envs: &[&EnvSummary]| envs.iter().any(|env| env.member != envs[0].member);
+        if !groups.iter().any(|(_, envs)| has_seeds(envs)) {
+            return vec![];
+        }
+        let place = |(settings, envs): &(String, Vec<&EnvSummary>)| {
+            let same = |of: fn(&EnvSummary) -> Option<usize>| {
+                of(envs[0]).filter(|own| envs.iter().all(|env| of(env) == Some(*own)))
+            };
+            let ended = envs[0].ended.clone();
+            let ended = ended.filter(|_| envs.iter().all(|env| env.ended == envs[0].ended));
+            let number = same(|env| env.member_number);
+            Place { number, steps: same(|env| env.steps), ended, ..Place::new(settings, envs) }
+        };
+        ordered(groups.iter().map(place).collect())
+    }
+}
+
+/// Places from the best to the worst score; without a score, and diverged, last.
+fn ordered(mut places: Vec<Place>) -> Vec<Place> {
+    let diverged =
+        |place: &Place| place.ended.as_ref().is_some_and(|reason| *reason == EndReason::Diverged);
+    let score = |place: &Place| place.score().unwrap_or(f64::NEG_INFINITY);
+    let key = |place: &Place| if diverged(place) { f64::NEG_INFINITY } else { score(place) };
+    // Stable: equal scores keep the order of the members.
+    places.sort_by(|a, b| key(b).total_cmp(&key(a)));
+    places
 }
 
 #[cfg(test)]

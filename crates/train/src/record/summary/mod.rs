@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::cost::HotTotals;
 pub use self::cost::{CounterfactualTotals, HotPath, MemorySummary, OwnLossTotals, OwnerMemory};
 pub use self::episode::{
-    EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, RoundSummary, TwinSummary,
+    EnvSummary, FoldSummary, ModuleCounts, ModuleSummary, PlacesSummary, RoundSummary, TwinSummary,
 };
 pub use self::leaderboard::Place;
 use crate::config::TrainConfig;
@@ -194,6 +194,9 @@ pub struct Summary {
     pub events_dropped: u64,
     /// The trace, if one was requested.
     pub trace: Option<TraceSummary>,
+    /// Use of the places; omitted without the setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub places: Option<PlacesSummary>,
     /// Scores of the held-out folds in the last round; omitted without folds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folds: Option<FoldSummary>,
