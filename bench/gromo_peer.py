@@ -1,0 +1,254 @@
+"""Growth in width by gromo (TINY, GradMax), beside the method `width` of `meristem growth bench`.
+
+    PYTHONPATH=FOLDER python bench/gromo_peer.py --program target/release/meristem \\
+        [--width-init zero,net2wider] [--json FILE]
+
+Needs the package meristem for the data, and gromo with torch, numpy. Both train `mlp:8,8` on our
+`spirals` and `friedman` for 40 epochs of batches of 128 by SGD with momentum 0.9, weight decay
+5e-4, gradients clipped at norm 1 and the rate on half a cosine, on 90 % of the training samples.
+After epochs 1, 4, 7 and 10 the layers in turn get four further features; our rule skips an epoch in
+which the host overfits. Each way has the best of its rates by the control split, the other 10 %, on
+seeds that are not those of the table. One thread; seconds are those of training and growth, without
+the evaluation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import tempfile
+import time
+import warnings
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import meristem
+import numpy as np
+import torch
+from gromo.containers.growing_mlp import GrowingMLP
+from gromo.utils.utils import line_search
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+TASKS = ("spirals", "friedman")
+EPOCHS, BATCH, MOMENTUM, DECAY, CLIP, CONTROL = 40, 128, 0.9, 5e-4, 1.0, 0.1
+WIDTH, FURTHER, GROWTHS = 8, 4, (0, 3, 6, 9)
+FIRST_SEED, FIRST_TUNING_SEED = 1000, 500
+# Options of `compute_optimal_updates`, as its documentation names them for the two papers.
+WAYS = {
+    "TINY": {
+        "compute_delta": False, "use_covariance": True, "alpha_zero": False, "omega_zero": False,
+        "use_projection": True, "ignore_singular_values": False,
+    },
+    "GradMax": {
+        "compute_delta": False, "use_covariance": False, "alpha_zero": True, "omega_zero": False,
+        "use_projection": False, "ignore_singular_values": True,
+    },
+}  # fmt: skip
+# PyTorch's ReLU has the derivative 0 at 0, and GradMax assumes 1: the pre-activations of its new
+# features get this bias.
+GRADMAX_BIAS = 1e-6
+
+
+def split_of(task: str, split: str) -> tuple[Tensor, Tensor]:
+    """Samples [N, features], normalised, and classes [N] or standardised numbers [N, 1]."""
+    data = meristem.Dataset(task, split=split)
+    [[(_, x, y)]] = list(meristem.GatherBatches(data, batch=len(data), shuffle=False).epoch(0))
+    targets = torch.from_numpy(np.asarray(y).copy())
+    return torch.from_numpy(np.asarray(x).copy()), targets.long() if y.dtype == "int32" else targets
+
+
+def loss_of(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    loss = F.mse_loss if y.is_floating_point() else F.cross_entropy
+    return loss(logits, y, reduction=reduction)
+
+
+@torch.no_grad()
+def score_of(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Accuracy, or R²."""
+    logits = model(x)
+    if y.is_floating_point():
+        return float(1 - (logits - y).square().sum() / (y - y.mean()).square().sum())
+    return float((logits.argmax(1) == y).float().mean())
+
+
+def grow(model: GrowingMLP, hidden: int, way: str, x: Tensor, y: Tensor) -> None:
+    """Four further features of a hidden layer, by statistics over all training samples.
+
+    As gromo's own loops do, these take the sum of the losses of a batch. gromo finds at most as many
+    features as its matrix has significant singular values. The others are those of our `zero`:
+    PyTorch's initial incoming weights, and outgoing weights of 0. So are all if the line search of
+    TINY finds that each amplitude makes the loss larger: features whose weights are all 0 would
+    never learn.
+    """
+    before, after = model.layers[hidden], model.layers[hidden + 1]
+    after.init_computation()
+    for part in torch.split(torch.arange(len(x)), BATCH):
+        model.zero_grad(set_to_none=True)
+        loss_of(model(x[part]), y[part], "sum").backward()
+        after.update_computation()
+    after.compute_optimal_updates(maximum_added_neurons=FURTHER, **WAYS[way])
+    after.reset_computation()
+    found = 0 if after.eigenvalues_extension is None else len(after.eigenvalues_extension)
+    if way == "GradMax" and found > 0:
+        after.normalize_optimal_updates(normalization_type="gradmax_normalization")
+    factor = 1.0
+    if way == "TINY" and found > 0:
+
+        @torch.no_grad()
+        def cost(factor: float) -> float:
+            after.input_extension_scaling = before.output_extension_scaling = float(factor)
+            return loss_of(model.extended_forward(x), y).item()
+
+        factor = float(line_search(cost)[0])
+    if factor > 0 and found > 0:
+        after.apply_change(
+            apply_delta=False, input_extension_scaling=factor, output_extension_scaling=factor
+        )
+    else:
+        found = 0
+    after.delete_update()
+    if way == "GradMax" and found > 0:
+        before.layer.bias.data[-found:] = GRADMAX_BIAS
+    if found < FURTHER:
+        fresh = nn.Linear(before.layer.in_features, FURTHER - found)
+        before.layer_out_extension(weight=fresh.weight.data, bias=fresh.bias.data)
+        after.layer_in_extension(weight=torch.zeros(after.layer.out_features, FURTHER - found))
+
+
+def optimiser(model: GrowingMLP, rate: float, old: dict[str, Tensor]) -> torch.optim.SGD:
+    """SGD whose momenta are the old ones, and 0 for further features."""
+    names = [(f"{i}.{kind}", getattr(layer.layer, kind))
+             for i, layer in enumerate(model.layers) for kind in ("weight", "bias")]  # fmt: skip
+    sgd = torch.optim.SGD([p for _, p in names], lr=rate, momentum=MOMENTUM, weight_decay=DECAY)
+    for name, p in names if old else []:
+        momentum = torch.zeros_like(p)
+        momentum[tuple(slice(n) for n in old[name].shape)] = old[name]
+        sgd.state[p]["momentum_buffer"] = momentum
+    return sgd
+
+
+def momenta_of(model: GrowingMLP, sgd: torch.optim.SGD) -> dict[str, Tensor]:
+    return {
+        f"{i}.{kind}": sgd.state[getattr(layer.layer, kind)]["momentum_buffer"]
+        for i, layer in enumerate(model.layers)
+        for kind in ("weight", "bias")
+    }
+
+
+def train(task: str, way: str, rate: float, seed: int) -> dict[str, float]:
+    """One run of gromo."""
+    torch.manual_seed(seed)
+    x, y = split_of(task, "train")
+    order = torch.randperm(len(x))
+    control, rest = order[: round(len(x) * CONTROL)], order[round(len(x) * CONTROL) :]
+    x_control, y_control, x, y = x[control], y[control], x[rest], y[rest]
+    outputs = 1 if y.is_floating_point() else int(y.max()) + 1
+    model = GrowingMLP(x.shape[1], outputs, WIDTH, 2, activation=nn.ReLU(), device=torch.device("cpu"))
+    start, start_cpu, growing = time.perf_counter(), time.process_time(), 0.0
+    sgd = optimiser(model, rate, {})
+    for epoch in range(EPOCHS):
+        for group in sgd.param_groups:
+            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * epoch / EPOCHS))
+        for picks in torch.split(torch.randperm(len(x)), BATCH):
+            sgd.zero_grad(set_to_none=True)
+            loss_of(model(x[picks]), y[picks]).backward()
+            nn.utils.clip_grad_norm_([p for group in sgd.param_groups for p in group["params"]], CLIP)
+            sgd.step()
+        if epoch in GROWTHS:
+            begun, momenta = time.perf_counter(), momenta_of(model, sgd)
+            grow(model, GROWTHS.index(epoch) % 2, way, x, y)
+            sgd = optimiser(model, rate, momenta)
+            growing += time.perf_counter() - begun
+    seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
+    score = score_of(model, *split_of(task, "test"))
+    return {
+        "seed": seed, "test_score": score, "control_score": score_of(model, x_control, y_control),
+        "parameters": model.number_of_parameters(), "seconds": seconds, "cpu_seconds": cpu,
+        "growth_seconds": growing,
+    }  # fmt: skip
+
+
+def of_gromo(task: str, way: str, given: argparse.Namespace) -> dict[str, Any]:
+    """Runs of the table, with the rate that is best on the tuning seeds by the control split."""
+    rates = [float(rate) for rate in given.rates.split(",")]
+    control = {
+        rate: statistics.mean(
+            train(task, way, rate, FIRST_TUNING_SEED + i)["control_score"]
+            for i in range(given.tuning_seeds)
+        )
+        for rate in rates
+    }
+    finite = {rate: score for rate, score in control.items() if not math.isnan(score)}
+    rate = max(finite, key=lambda rate: finite[rate])
+    runs = [train(task, way, rate, FIRST_SEED + i) for i in range(given.seeds)]
+    return {"lr": rate, "control_by_rate": control, "runs": runs}
+
+
+def of_ours(task: str, width_init: str, given: argparse.Namespace) -> dict[str, Any]:
+    """The same of `meristem growth bench --methods width`."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            given.program, "growth", "bench", "--json", "--quiet", "--tasks", task, "--methods", "width",
+            "--seeds", str(given.seeds), "--tuning-seeds", str(given.tuning_seeds), "--rates", given.rates,
+            "--threads", "1", "--set", f"width-init={width_init}", "--run-dir", f"{folder}/bench",
+        ]  # fmt: skip
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+    [found] = json.loads(done.stdout)["tasks"][0]["methods"]
+    return {"lr": found["lr"], "tuning": found["tuning"], "runs": found["runs"]}
+
+
+# Two-sided 95 % quantiles of Student's t for 1 to 30 degrees of freedom.
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12,
+       2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05, 2.05, 2.05, 2.04)  # fmt: skip
+
+
+def line(task: str, name: str, found: dict[str, Any]) -> str:
+    scores = [run["test_score"] for run in found["runs"]]
+    n = len(scores)
+    half = T95[min(n - 2, 29)] * statistics.stdev(scores) / math.sqrt(n) if n > 1 else math.nan
+    seconds = [run["seconds"] for run in found["runs"]]
+    return (
+        f"| {task} | {name} | {found['lr']} | {n} | {statistics.mean(scores):.4f} ± {half:.4f} "
+        f"| {statistics.median(scores):.4f} | {found['runs'][0]['parameters']:.0f} "
+        f"| {statistics.median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f}) |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--program", default="target/release/meristem")
+    parser.add_argument("--width-init", default="zero,net2wider", help="of ours, a list; or none")
+    parser.add_argument("--ways", default="TINY,GradMax", help="of gromo, a list; or none")
+    parser.add_argument("--rates", default="0.05,0.1,0.2,0.3,0.5")
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--tuning-seeds", type=int, default=4)
+    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    print("| task | way | rate | seeds | test score | median | parameters | seconds |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|")
+    results: dict[str, Any] = {"versions": {name: version(name) for name in ("gromo", "torch")}}
+    for task in given.tasks.split(","):
+        ways = [] if given.ways == "none" else given.ways.split(",")
+        inits = [] if given.width_init == "none" else given.width_init.split(",")
+        named = [(f"gromo, {way}", of_gromo, way) for way in ways]
+        named += [(f"ours, {init}", of_ours, init) for init in inits]
+        for name, function, value in named:
+            found = function(task, value, given)
+            results.setdefault(task, {})[name] = found
+            print(line(task, name, found), flush=True)
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

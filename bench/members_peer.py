@@ -1,0 +1,51 @@
+"""The job of a peer of `members.py`: its share of the members, and the data."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Job:
+    MOMENTUM: ClassVar[float] = 0.9
+    DECAY: ClassVar[float] = 5e-4
+
+    way: str
+    options: list[str]
+    threads: int
+    host: str
+    init: str
+    batch: int
+    rates: list[float]
+    x: np.ndarray  # [samples, channels, points], normalised
+    y: np.ndarray  # [samples]
+
+    @property
+    def is_conv(self) -> bool:
+        return self.host.startswith("conv1d:")
+
+    @property
+    def widths(self) -> list[int]:
+        return [int(width) for width in self.host.partition(":")[2].split(",")]
+
+    @staticmethod
+    def parse() -> Job:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--way", required=True)
+        parser.add_argument("--threads", type=int, required=True)
+        parser.add_argument("--host", required=True)
+        parser.add_argument("--init", required=True, help="initial weights, safetensors")
+        parser.add_argument("--data", required=True, help=".npz with x and y")
+        parser.add_argument("--batch", type=int, required=True)
+        parser.add_argument("--rates", required=True, help="learning rates of the members")
+        given = parser.parse_args()
+        way, *options = given.way.split(":")
+        data = np.load(given.data)
+        rates = [float(rate) for rate in given.rates.split(",")]
+        return Job(
+            way, options, given.threads, given.host, given.init, given.batch, rates, data["x"], data["y"],
+        )  # fmt: skip
