@@ -447,7 +447,7 @@ settings! {
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
             since(13, "3"), of_member();
         /// Largest number of features of a layer that the heuristic widens, as a multiple of its
-        /// initial number.
+        /// initial number; at least 1 + widen-by.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
             since(13, "2"), of_member();
     }
