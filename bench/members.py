@@ -13,8 +13,8 @@
 Needs the package meristem for the data, safetensors, torch and jax. A rate is in network-steps a
 second: optimiser steps of one network. Start and compilation count nowhere: peers start to count
 after three steps; of ours the time of one epoch is subtracted from the time of several. SGD with
-momentum and weight decay, no clipping, whole batches. Processor time is that of all threads and
-processes.
+momentum and weight decay, no clipping, whole batches; no running statistics are recomputed.
+Processor time is that of all threads and processes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Ours:
             self.given.program, "train", "--quiet", "--dataset", dataset, "--controller", "none",
             "--control-split", "0", "--clip-norm", "off", "--momentum", "0.9", "--weight-decay", "0.0005",
             "--batch", str(self.given.batch), "--max-batches", str(batches_of(dataset, self.given.batch)),
-            "--steps", str(steps), "--checkpoint-every", "0", "--run-dir", str(run), *grid, *more,
+            "--steps", str(steps), "--checkpoint-every", "0", "--statistics-batches", self.given.statistics_batches,
+            "--run-dir", str(run), *grid, *more,
         ]  # fmt: skip
         start = time.perf_counter()
         process = subprocess.Popen(command)
@@ -300,6 +301,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--batches", type=int, default=3, help="of screen")
+    parser.add_argument("--statistics-batches", default="0", help="the setting of ours")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="results are added to this file")
     given = parser.parse_args()
