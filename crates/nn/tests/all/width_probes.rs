@@ -206,7 +206,7 @@ fn firefly_and_gradmax_keep_the_function_and_then_learn() {
         let trained = it.state_dict().unwrap();
         let incoming = |state: &StateDict| f32s(state, "one.weight")[5 * 27..].to_vec();
         for feature in 0..4 {
-            let [then, now] = [&wide, &trained].map(|state| incoming(state));
+            let [then, now] = [&wide, &trained].map(incoming);
             let of = feature * 27..(feature + 1) * 27;
             assert_ne!(then[of.clone()], now[of], "{init:?}: feature {feature} does not learn");
         }
