@@ -37,14 +37,16 @@ pub struct GatherConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
-    /// Ranks of the envs, see [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for the order of the envs.
+    /// Ranks of the envs, see [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for
+    /// the order of the envs.
     pub ranks: Option<Vec<usize>>,
     /// Batch, seed and augmentation of each env in place of `batch_per_env`, `seed` and `augment`.
     /// Batches and seeds may differ with [`EpochMode::Full`].
     pub own: Option<Vec<EnvGather>>,
     /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
     pub served: Option<Range<usize>>,
-    /// The envs that get batches until [`GatherBatches::select`](crate::GatherBatches::select); `None` for all.
+    /// The envs that get batches until [`GatherBatches::select`](crate::GatherBatches::select);
+    /// `None` for all.
     pub selected: Option<Vec<usize>>,
     /// Share of the samples that an env gets in an epoch.
     pub epoch_mode: EpochMode,
