@@ -24,29 +24,23 @@ isa_kernels! {
         if targets.is_empty() {
             return sums;
         }
-        let mut losses = losses.iter_mut();
+        let (mut losses, mut dlogits) = (losses.iter_mut(), dlogits.chunks_exact_mut(classes));
+        let mean = 1.0 / targets.len() as f32;
         for (logits, &target) in logits.chunks_exact(classes).zip(targets) {
             let (best, max) = argmax(logits);
             sums.correct += u64::from(best == target as usize);
-            let sum: f64 = logits.iter().map(|&z| f64::from(math::exp(z - max))).sum();
+            let d = dlogits.next().unwrap_or_default();
+            let sum = exponentials(logits, max, d);
             let loss = sum.ln() - (f64::from(logits[target as usize]) - f64::from(max));
             sums.loss += loss;
             if let Some(to) = losses.next() {
                 *to = loss as f32;
             }
-        }
-        let mean = 1.0 / targets.len() as f32;
-        let samples = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
-        for ((logits, d), &target) in samples.zip(targets) {
-            let (_, max) = argmax(logits);
-            let mut sum = 0f64;
-            for (d, &z) in d.iter_mut().zip(logits) {
-                *d = math::exp(z - max);
-                sum += f64::from(*d);
+            if !d.is_empty() {
+                let scale = (1.0 / sum) as f32 * mean;
+                d.iter_mut().for_each(|d| *d *= scale);
+                d[target as usize] -= mean;
             }
-            let scale = (1.0 / sum) as f32 * mean;
-            d.iter_mut().for_each(|d| *d *= scale);
-            d[target as usize] -= mean;
         }
         sums
     }
@@ -93,11 +87,17 @@ isa_kernels! {
             return sums;
         }
         let (classes, own, even) = (of.classes, of.own(), of.even());
-        let mut losses = losses.iter_mut();
+        let (mut losses, mut dlogits) = (losses.iter_mut(), dlogits.chunks_exact_mut(classes));
+        let mut weights = 0f64;
+        for class in 0..classes {
+            weights += of.weight(class);
+        }
+        let mean = 1.0 / targets.len() as f64;
         for (logits, &target) in logits.chunks_exact(classes).zip(targets) {
             let (best, max) = argmax(logits);
             sums.correct += u64::from(best == target as usize);
-            let sum: f64 = logits.iter().map(|&z| f64::from(math::exp(z - max))).sum();
+            let d = dlogits.next().unwrap_or_default();
+            let sum = exponentials(logits, max, d);
             let ln_sum = sum.ln();
             let z = logits[target as usize];
             let mut loss =
@@ -113,29 +113,46 @@ isa_kernels! {
             if let Some(to) = losses.next() {
                 *to = loss as f32;
             }
-        }
-        let mut weights = 0f64;
-        for class in 0..classes {
-            weights += of.weight(class);
-        }
-        let mean = 1.0 / targets.len() as f64;
-        let samples = logits.chunks_exact(classes).zip(dlogits.chunks_exact_mut(classes));
-        for ((logits, d), &target) in samples.zip(targets) {
-            let (_, max) = argmax(logits);
-            let mut sum = 0f64;
-            for (d, &z) in d.iter_mut().zip(logits) {
-                *d = math::exp(z - max);
-                sum += f64::from(*d);
+            if !d.is_empty() {
+                let of_target = own * of.weight(target as usize);
+                let scale = (1.0 / sum * (of_target + even * weights) * mean) as f32;
+                for (class, d) in d.iter_mut().enumerate() {
+                    *d = *d * scale - (even * of.weight(class) * mean) as f32;
+                }
+                d[target as usize] -= (of_target * mean) as f32;
             }
-            let of_target = own * of.weight(target as usize);
-            let scale = (1.0 / sum * (of_target + even * weights) * mean) as f32;
-            for (class, d) in d.iter_mut().enumerate() {
-                *d = *d * scale - (even * of.weight(class) * mean) as f32;
-            }
-            d[target as usize] -= (of_target * mean) as f32;
         }
         sums
     }
+}
+
+/// Logits whose exponentials are computed together: one AVX-512 vector.
+const TOGETHER: usize = 16;
+
+/// Sum of `e^(z − max)` over the logits z of a sample, added in order in f64. The exponentials are
+/// written to `out`, unless it is empty.
+#[inline(always)]
+fn exponentials(logits: &[f32], max: f32, out: &mut [f32]) -> f64 {
+    let (mut sum, mut out) = (0f64, out.chunks_mut(TOGETHER));
+    for logits in logits.chunks(TOGETHER) {
+        // The length of this array is known when it is compiled, so its loop vectorises; that of
+        // a few classes is not.
+        let mut e = [0f32; TOGETHER];
+        for (e, &z) in e.iter_mut().zip(logits) {
+            *e = z - max;
+        }
+        for e in &mut e {
+            *e = math::exp(*e);
+        }
+        let e = &e[..logits.len()];
+        for &e in e {
+            sum += f64::from(e);
+        }
+        if let Some(out) = out.next() {
+            out.copy_from_slice(e);
+        }
+    }
+    sum
 }
 
 /// Index and value of the first largest element; a NaN counts as largest, as in `torch.argmax`.

@@ -112,6 +112,11 @@ impl Population {
         self.envs.iter().map(|env| &env.grown).chain(&self.twins)
     }
 
+    /// Whether a network has running statistics.
+    pub(crate) fn has_statistics(&self) -> bool {
+        self.hosts().any(|trained| trained.network.statistics().next().is_some())
+    }
+
     /// All hosts in training, in the order of [`Population::hosts`].
     pub(crate) fn hosts_mut(&mut self) -> impl Iterator<Item = &mut TrainedHost> {
         self.envs.iter_mut().map(|env| &mut env.grown).chain(&mut self.twins)

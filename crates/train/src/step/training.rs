@@ -114,7 +114,7 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
     let batches = context.setup.config.statistics_batches;
-    if batches == 0 || replicas.is_some() {
+    if batches == 0 || replicas.is_some() || !context.population.has_statistics() {
         return Ok(());
     }
     let _span = devices.span(|| "recompute statistics");
