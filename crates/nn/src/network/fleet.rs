@@ -95,7 +95,10 @@ impl<'a> NetworkFleet<'a> {
     /// As [`NetworkFleet::prepare_training`].
     #[track_caller]
     pub fn prepare_statistics(&mut self, sizes: &[usize]) -> Result<()> {
-        self.prepare_sizes("prepare_statistics", sizes, Network::observation_of)
+        let method = "prepare_statistics";
+        self.check(method, "sizes", sizes.len(), 0..=self.len())?;
+        let (mut observing, sizes) = self.observing(sizes);
+        observing.prepare_sizes(method, &sizes, Network::observation_of)
     }
 
     /// Prepares an evaluation with the given rows of the alphas, which must be set: see
@@ -138,17 +141,28 @@ impl<'a> NetworkFleet<'a> {
     }
 
     /// The forward pass of a training step of the first `inputs.len()` networks, for their running
-    /// statistics; see [`Network::observe`].
+    /// statistics; see [`Network::observe`]. Networks without statistics make no pass.
     ///
     /// # Errors
     /// As [`NetworkFleet::train_step`], and [`Network::observe`].
     #[track_caller]
     pub fn observe(&mut self, inputs: &[&Tensor]) -> Result<()> {
         self.check("observe", "inputs", inputs.len(), 0..=self.len())?;
-        let pairs = self.networks.iter_mut().zip(inputs);
+        let (mut observing, inputs) = self.observing(inputs);
+        let pairs = observing.networks.iter_mut().zip(&inputs);
         let passes = pairs.map(|(network, inputs)| network.observation(inputs));
         let passes = passes.collect::<Result<_>>()?;
-        self.run(passes, inputs.iter().map(|inputs| (std::slice::from_ref(inputs), None)))
+        observing.run(passes, inputs.iter().map(|inputs| (std::slice::from_ref(inputs), None)))
+    }
+
+    /// The networks with running statistics, of the first `items.len()`, and their items.
+    fn observing<T: Copy>(&mut self, items: &[T]) -> (NetworkFleet<'_>, Vec<T>) {
+        let pairs = self.networks.iter_mut().zip(items);
+        let (networks, items): (Vec<&mut Network>, Vec<T>) = pairs
+            .filter(|(network, _)| network.has_statistics())
+            .map(|(network, item)| (&mut **network, *item))
+            .unzip();
+        (NetworkFleet::new(networks), items)
     }
 
     /// Begins to recompute the running statistics of all; see [`Network::begin_statistics`].

@@ -75,6 +75,11 @@ impl Network {
         both.filter(|(state, _)| state.numel() > 0)
     }
 
+    /// Whether the network has running statistics, which [`Network::observe`] would recompute.
+    pub fn has_statistics(&self) -> bool {
+        self.averages().next().is_some()
+    }
+
     /// An observation of this batch, which the network is then ready for.
     pub(super) fn observation(&mut self, inputs: &Tensor) -> Result<BatchLaunch> {
         let batch = self.check_inputs("observe", inputs)?;

@@ -1,9 +1,11 @@
 //! Recomputed running statistics of batch norm.
 
+use std::sync::Arc;
+
 use crate::common::Random;
 use crate::common::host::{self, MINIMAL};
 use meristem_device::{Stream, Tensor};
-use meristem_nn::graph::Dims;
+use meristem_nn::graph::{Dims, GraphBuilder};
 use meristem_nn::{Isa, Network, NetworkFleet, NetworkOptions, observed_weight};
 
 const DIMS: Dims = Dims { c: 3, h: 8, w: 8 };
@@ -72,4 +74,33 @@ fn a_fleet_has_the_statistics_of_its_networks() {
     fleet.finish_statistics(&[3, 2].map(observed_weight)).unwrap();
     assert!(fleet.finish_statistics(&[1.0]).unwrap_err().to_string().contains("one per network"));
     assert_eq!([0, 1].map(|i| statistics(&together[i])), expected);
+}
+
+/// A network without batch norm makes no pass, also between two networks that make one.
+#[test]
+fn networks_without_statistics_make_no_pass() {
+    let stream = host::stream(1);
+    let batches = batches(&stream);
+    let [first, second, last] = &batches;
+    let mut builder = GraphBuilder::new(DIMS, host::SGD);
+    let pooled = builder.global_avg_pool(builder.input());
+    let logits = builder.linear(pooled, "classifier", 10, true, None).unwrap();
+    let options = NetworkOptions::new(5, 0, Isa::detect(), 8);
+    let linear = Arc::new(builder.finish(logits).unwrap());
+    let linear = Network::new(&stream, linear, options).unwrap();
+    let mut alone = network(&stream);
+    let expected = recomputed(&mut alone, &batches);
+    let mut together = [network(&stream), linear, network(&stream)];
+    let device = stream.device();
+    let mut fleet = NetworkFleet::new(&mut together);
+    fleet.prepare_statistics(&[8, 8, 8]).unwrap();
+    fleet.begin_statistics().unwrap();
+    let before = device.counts().launches;
+    for inputs in [first, second, last] {
+        fleet.observe(&[inputs, inputs, inputs]).unwrap();
+    }
+    assert_eq!(device.counts().launches - before, 2 * 3);
+    fleet.finish_statistics(&[3; 3].map(observed_weight)).unwrap();
+    assert!(!together[1].has_statistics());
+    assert_eq!([0, 2].map(|i| statistics(&together[i])), [expected.clone(), expected]);
 }

@@ -114,7 +114,7 @@ impl Population {
 
     /// Whether a network has running statistics.
     pub(crate) fn has_statistics(&self) -> bool {
-        self.hosts().any(|trained| trained.network.statistics().next().is_some())
+        self.hosts().any(|trained| trained.network.has_statistics())
     }
 
     /// All hosts in training, in the order of [`Population::hosts`].

@@ -106,10 +106,10 @@ fn statistics_scopes(
     devices.hot_scopes(permitted::STATISTICS, policy, limits)
 }
 
-/// Recomputes the running statistics of all networks with fixed weights, on the first batches of
-/// [`STATISTICS_EPOCH`]. The averages from training are over weights that have changed since: with
-/// them the control loss varies between steps by more than the contribution of a module. Replicas
-/// of one env recompute statistics in their own loops.
+/// Recomputes the running statistics of all networks that have some, with fixed weights, on the
+/// first batches of [`STATISTICS_EPOCH`]. The averages from training are over weights that have
+/// changed since: with them the control loss varies between steps by more than the contribution of
+/// a module. Replicas of one env recompute statistics in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
@@ -139,7 +139,8 @@ fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     }
     let weights: Vec<_> = observed.iter().map(|(batches, _)| observed_weight(*batches)).collect();
     fleets.iter_mut().try_for_each(|networks| networks.finish_statistics(&weights))?;
-    for (trained, (_, images)) in context.population.hosts_mut().zip(observed.into_iter().cycle()) {
+    let hosts = context.population.hosts_mut().zip(observed.into_iter().cycle());
+    for (trained, (_, images)) in hosts.filter(|(trained, _)| trained.network.has_statistics()) {
         context.spent.training_flops += trained.count_flops(1, images)?;
     }
     Ok(())

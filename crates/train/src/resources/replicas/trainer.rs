@@ -180,7 +180,7 @@ impl Trainer {
         network: &mut Network,
         scopes: &dyn Fn(PassBatches) -> Vec<HotScope>,
     ) -> Result<Option<f64>> {
-        if self.statistics_batches == 0 || network.statistics().next().is_none() {
+        if self.statistics_batches == 0 || !network.has_statistics() {
             return Ok(None);
         }
         let _scopes = scopes(PassBatches::new(gather, self.statistics_batches, 0));
