@@ -2,13 +2,17 @@
 
 use std::collections::HashMap;
 
-use meristem_nn::graph::Dims;
+use meristem_nn::graph::{Dims, WidthInit};
 
 use super::{Host, check_size};
 use crate::error::Result;
 use crate::lifecycle::{LifecycleError, Slot};
-use crate::spec::{HostError, HostSpec, SizedLayer, SlotName, WidenableLayer};
+use crate::spec::{HostError, HostSpec, SizedLayer, SlotName, WidenableLayer, has_bias};
 use crate::suggest::nearest;
+
+/// Largest number of incoming or outgoing weights of a feature whose network `gradmax` and `tiny`
+/// measure. Their decompositions take time with its third power: some ten seconds at this limit.
+const MEASURED_MAX: usize = 1024;
 
 /// A layer that became wider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,11 +80,12 @@ impl Host {
         }
         self.spec = spec;
         self.update_sizes()?;
+        self.update_fits()?;
         Ok(self)
     }
 
-    /// This host with `by` further features of a layer, whatever its limits and rules: a network
-    /// whose further features are measured ([`meristem_nn::WidthProbe`]).
+    /// This host with `by` further features of a layer, whatever its limits, rules and blueprints:
+    /// for a network whose further features are measured ([`meristem_nn::WidthProbe`]).
     ///
     /// # Errors
     /// [`LifecycleError::Widen`] for a layer that cannot become wider, or sizes that are too large.
@@ -100,6 +105,34 @@ impl Host {
         Ok(host)
     }
 
+    /// Checks that the further features of a layer can be measured in a network of reasonable size.
+    fn check_measured(&self, layer: &WidenableLayer) -> Result<(), LifecycleError> {
+        let init = self.rules.width_init;
+        if !matches!(init, WidthInit::Gradmax | WidthInit::Tiny) {
+            return Ok(());
+        }
+        let fail = |problem: String| LifecycleError::Widen { layer: layer.name.clone(), problem };
+        let sized = self.spec.sizes(&self.image).map_err(|error| fail(error.to_string()))?;
+        let weights = |name: &str| {
+            let of = sized.iter().find(|sized| sized.layer.name() == Some(name));
+            of.map_or(0, |sized| {
+                sized.parameters - if has_bias(sized.layer) { sized.output.c } else { 0 }
+            })
+        };
+        let outgoing = weights(layer.reader()) / layer.features;
+        let incoming = weights(&layer.name) / layer.features;
+        for (what, count) in [("outgoing", outgoing), ("incoming", incoming)] {
+            if count > MEASURED_MAX {
+                let init = init.name();
+                return Err(fail(format!(
+                    "a feature has {count} {what} weights; width-init {init} measures at most \
+                     {MEASURED_MAX}; zero and firefly have no limit"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// The layer that is wider than in `before`, a description of this host before one of its
     /// layers became wider: its index and the number of its further features.
     pub fn wider_than(&self, before: &HostSpec) -> Option<(usize, usize)> {
@@ -116,7 +149,9 @@ impl Host {
             return Err(fail("it must get at least 1 further feature, got 0".into()));
         }
         found.suits(self.rules.width_init).map_err(fail)?;
-        let host = self.with_features(layer, by)?;
+        self.check_measured(&found)?;
+        let mut host = self.with_features(layer, by)?;
+        host.update_fits().map_err(|error| fail(error.to_string()))?;
         let size = host.size().map_err(|error| fail(error.to_string()))?;
         if let Some((what, needs, limit)) = host.exceeded(size) {
             let problem = format!("with it the host has {needs} {what}, and its limit is {limit}");
@@ -136,23 +171,24 @@ impl Host {
         Err(LifecycleError::Widen { layer, problem })
     }
 
-    /// Updates everything that depends on the widths of layers.
+    /// Updates the sizes of slots and of the bare host, which depend on the widths of layers.
     fn update_sizes(&mut self) -> Result<()> {
         let sized = self.spec.sizes(&self.image)?;
         let at_slot = |sized: &SizedLayer<'_>| Some((sized.layer.slot()?.clone(), sized.output));
         let dims: HashMap<SlotName, Dims> = sized.iter().filter_map(at_slot).collect();
-        for (slot, fits) in self.slots.iter_mut().zip(&mut self.fits) {
-            let now = dims[&slot.name];
-            if now == slot.dims {
-                continue;
-            }
-            slot.dims = now;
+        self.slots.iter_mut().for_each(|slot| slot.dims = dims[&slot.name]);
+        self.bare_parameters = sized.iter().map(|sized| sized.parameters).sum();
+        Ok(())
+    }
+
+    /// Updates which blueprints fit into the slots.
+    fn update_fits(&mut self) -> Result<()> {
+        for (slot, fits) in self.slots.iter().zip(&mut self.fits) {
             for (blueprint, fits) in self.blueprints.iter().zip(fits) {
-                check_size(blueprint, now)?;
-                *fits = blueprint.fits(now);
+                check_size(blueprint, slot.dims)?;
+                *fits = blueprint.fits(slot.dims);
             }
         }
-        self.bare_parameters = sized.iter().map(|sized| sized.parameters).sum();
         Ok(())
     }
 }

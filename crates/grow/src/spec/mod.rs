@@ -30,3 +30,4 @@ pub use slot_name::SlotName;
 pub use task_shape::TaskShape;
 pub(crate) use walk::HostVisitor;
 pub use width::WidenableLayer;
+pub(crate) use width::has_bias;

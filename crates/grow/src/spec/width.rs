@@ -24,20 +24,30 @@ pub struct WidenableLayer {
     has_bias: bool,
     /// Whether a norm or a convolution is between the layer and the layer that reads it.
     is_apart: bool,
+    /// Whether an activation function after it is not 0 at 0.
+    has_offset: bool,
+    /// Name of the layer that reads it.
+    reader: String,
     /// Whether it and the layer that reads it are linear layers with biases, and only activation
     /// functions and slots are between them.
     is_linear: bool,
 }
 
 impl WidenableLayer {
+    /// Name of the layer that reads it.
+    pub(crate) fn reader(&self) -> &str {
+        &self.reader
+    }
+
     /// Checks that an initialisation of further features suits the layer.
     ///
     /// # Errors
     /// The requirements of the initialisation.
     pub fn suits(&self, init: WidthInit) -> Result<(), String> {
         let needs = match init {
-            WidthInit::Gradmax if self.is_apart || !self.has_bias => {
-                "a layer with a bias, and no norm or convolution between it and the next one"
+            WidthInit::Gradmax if self.is_apart || self.has_offset || !self.has_bias => {
+                "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
+                 the next one"
             }
             WidthInit::Tiny if !self.is_linear => {
                 "two linear layers with biases, and nothing but activation functions between them"
@@ -57,6 +67,8 @@ struct Between<'a> {
     slots: Vec<SlotName>,
     has_norm: bool,
     has_image: bool,
+    has_offset: bool,
+    reader: &'a str,
     /// The layer that reads it, if it is linear with a bias.
     is_read_linearly: bool,
 }
@@ -123,6 +135,11 @@ impl HostSpec {
     }
 }
 
+/// Whether a convolution or linear layer has a bias.
+pub(crate) fn has_bias(layer: &HostLayer) -> bool {
+    matches!(layer, HostLayer::Conv2d { bias: true, .. } | HostLayer::Linear { bias: true, .. })
+}
+
 /// Name and output features of a convolution or linear layer with a settable width.
 fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
     match layer {
@@ -135,15 +152,20 @@ fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
 impl<'a> Between<'a> {
     /// A layer that becomes wider, with what is between it and the layer that reads it.
     fn layer(self, layer: &HostLayer, name: &str, features: usize) -> WidenableLayer {
-        let has_bias = matches!(
-            layer,
-            HostLayer::Conv2d { bias: true, .. } | HostLayer::Linear { bias: true, .. }
-        );
+        let has_bias = has_bias(layer);
         let is_apart = self.has_norm || !self.depthwise.is_empty();
         let is_vector = matches!(layer, HostLayer::Linear { .. }) && !self.has_image;
         let is_linear = has_bias && is_vector && !is_apart && self.is_read_linearly;
-        let (name, slots) = (name.to_owned(), self.slots);
-        WidenableLayer { name, features, slots, has_bias, is_apart, is_linear }
+        WidenableLayer {
+            name: name.to_owned(),
+            features,
+            slots: self.slots,
+            has_bias,
+            is_apart,
+            has_offset: self.has_offset,
+            reader: self.reader.to_owned(),
+            is_linear,
+        }
     }
 
     /// Follows the `features` of a layer through the layers after it; the error is the reason why
@@ -153,6 +175,7 @@ impl<'a> Between<'a> {
         for layer in layers {
             match layer {
                 HostLayer::Conv2d { groups: 1, .. } | HostLayer::Linear { .. } => {
+                    between.reader = layer.name().unwrap_or_default();
                     between.is_read_linearly =
                         matches!(layer, HostLayer::Linear { bias: true, .. });
                     return Ok(between);
@@ -169,15 +192,14 @@ impl<'a> Between<'a> {
                 | HostLayer::GlobalAvgPool
                 | HostLayer::GlobalMaxPool
                 | HostLayer::Flatten => between.has_image = true,
+                HostLayer::Sigmoid | HostLayer::Softplus => between.has_offset = true,
                 HostLayer::Relu
-                | HostLayer::Sigmoid
                 | HostLayer::Tanh
                 | HostLayer::LeakyRelu { .. }
                 | HostLayer::Elu
                 | HostLayer::Gelu
                 | HostLayer::GeluTanh
                 | HostLayer::Silu
-                | HostLayer::Softplus
                 | HostLayer::HardSwish => {}
                 HostLayer::Conv2d { .. } => {
                     return Err(format!(

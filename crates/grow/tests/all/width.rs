@@ -4,6 +4,8 @@ use meristem_grow::{
     Error, Host, HostSpec, LifecycleError, Rules, Stage, Style, TaskShape, Topology, TopologyError,
 };
 
+use meristem_nn::graph::WidthInit;
+
 use crate::common::{CIFAR, grow_to, host};
 
 fn layers(spec: &str) -> Vec<(String, usize)> {
@@ -114,4 +116,26 @@ fn what_cannot_become_wider_is_refused_and_the_host_stays() {
     assert!(problem(&error).contains("did you mean `blocks.1.conv`?"), "{error}");
     let small = TaskShape { channels: 1, height: 4, width: 4, classes: 2 };
     assert!(host("mlp:4", small, Rules::default()).widen(0, 3).is_ok());
+}
+
+/// `gradmax` needs features that are 0 when their incoming weights are; layers that a network reads
+/// in other ways are refused by name.
+#[test]
+fn initialisations_suit_the_layers_that_they_are_for() {
+    let suits = |layers: &str, init| {
+        let spec = HostSpec::from_toml(&format!("layers = [{layers}]"), "test").unwrap();
+        spec.widenable()[0].suits(init)
+    };
+    let linear = |function: &str| {
+        let hidden = format!(r#""flatten", {{ linear = {{ out = 4 }} }}, "{function}""#);
+        hidden + r#", { linear = { out = "classes" } }"#
+    };
+    for init in WidthInit::ALL {
+        assert_eq!(suits(&linear("relu"), init), Ok(()), "{init:?}");
+    }
+    for function in ["sigmoid", "softplus"] {
+        let reason = suits(&linear(function), WidthInit::Gradmax).unwrap_err();
+        assert!(reason.contains("sigmoid or softplus"), "{reason}");
+        assert_eq!(suits(&linear(function), WidthInit::Tiny), Ok(()));
+    }
 }

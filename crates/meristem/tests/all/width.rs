@@ -88,6 +88,30 @@ fn measured_features_of_linear_layers_are_resumed_to_the_same_bits() {
     }
 }
 
+/// Losses with options, several outputs, and hosts of unusual sizes.
+#[test]
+fn features_are_measured_with_every_loss_and_in_wide_layers() {
+    let m = Meristem::new();
+    let run = "train --steps 3 --batch 50 --max-batches 2 --control-split 0.2 --max-modules 0 \
+               --controller heuristic --widen-by 0.5 --widen-pause 1 --max-gap 99 --quiet";
+    for (name, more) in [
+        ("weights", "--dataset spirals --host mlp:8,8 --class-weights balanced"),
+        ("smoothing", "--dataset spirals --host mlp:8,8 --label-smoothing 0.1"),
+        ("numbers", "--dataset friedman --host mlp:8,8 --loss huber"),
+        ("wide", "--dataset spirals --host mlp:800,8 --parameters-per-image 99"),
+    ] {
+        for init in ["firefly", "gradmax", "tiny"] {
+            m.ok(&format!("{run} {more} --width-init {init} --run-dir {name}-{init}"));
+            assert!(widths(&outcome(&m, &format!("{name}-{init}"))) > 0, "{name} {init}");
+        }
+    }
+    fs::write(m.path("wide.jsonl"), r#"{"step": 0, "op": "WIDEN", "layer": "hidden.0", "by": 1}"#)
+        .unwrap();
+    let wide = "train --dataset spirals --host mlp:8,1100 --steps 2 --max-batches 1 --run-dir no \
+                --control-split 0.2 --controller fixed:wide.jsonl --width-init gradmax";
+    m.fails(wide, 1, &["1100 outgoing weights", "at most 1024"]);
+}
+
 #[test]
 fn an_initialisation_without_what_it_measures_is_refused() {
     let m = with_images();

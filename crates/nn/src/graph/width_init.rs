@@ -23,7 +23,7 @@ pub enum WidthInit {
     Gradmax,
     /// Features that lower the loss most beside the best change of the layer that reads them, with
     /// an amplitude by line search (Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny
-    /// Networks", 2024). The only one that changes the function.
+    /// Networks", 2024). Changes the function.
     Tiny,
 }
 

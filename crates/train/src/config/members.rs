@@ -5,7 +5,7 @@ use std::path::Path;
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::{MEMBERS_MAX, Member, Sampler, Scheduler, Space};
+use super::types::{MEMBERS_MAX, Member, SEPARATOR, Sampler, Scheduler, Space};
 use super::validate::check_member;
 use super::value::SettingValue;
 use crate::error::{Error, Result};
@@ -58,13 +58,21 @@ pub(super) fn described(host: impl AsRef<str>) -> Result<String> {
 /// # Errors
 /// An unreadable host; a path that is not UTF-8 from the root on.
 pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
+    let replace = |member: &mut Member, key, value: String| {
+        if value.contains(SEPARATOR) {
+            let expected = format!("a value without `{SEPARATOR}`, which separates settings");
+            return Err(Error::value(key, value, expected));
+        }
+        member.replace(key, value);
+        Ok(())
+    };
     if let Some(host) = member.get("host").map(described).transpose()? {
-        member.replace("host", host);
+        replace(member, "host", host)?;
     }
     if let Some(init) = member.get("init").map(str::to_owned) {
         let path = absolute("init", Path::new(&init))?;
         let text = path.to_str().ok_or_else(|| lossy("init", &path))?;
-        member.replace("init", text.into());
+        replace(member, "init", text.into())?;
     }
     Ok(())
 }

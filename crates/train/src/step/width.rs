@@ -1,5 +1,7 @@
 //! Further features of layers that have become wider, if their initialisation measures gradients.
 
+use std::time::Instant;
+
 use meristem_nn::WidthProbe;
 
 use crate::error::Result;
@@ -25,6 +27,7 @@ pub(super) fn widen(context: &mut StepContext<'_, '_>) -> Result<()> {
         return Ok(());
     }
     let _span = resources.devices.span(|| "measure further features");
+    let started = Instant::now();
     let numbers = population.numbers();
     let mut flops = vec![0; probes.len()];
     while probes.iter().any(Option::is_some) {
@@ -51,5 +54,6 @@ pub(super) fn widen(context: &mut StepContext<'_, '_>) -> Result<()> {
         env.grown.training_flops += flops;
         context.spent.training_flops += flops;
     }
+    context.spent.step_seconds += started.elapsed().as_secs_f64();
     Ok(())
 }

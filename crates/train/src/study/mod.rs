@@ -33,6 +33,9 @@ use crate::setup::{Hosts, Names, OtherInputs};
 /// Maximum number of seeds of a study.
 pub(crate) const SEEDS_MAX: usize = 10_000;
 
+/// Settings that a study gives to its runs, so that members cannot have them.
+const OF_THE_STUDY: [&str; 2] = ["seed", "controller"];
+
 /// File of the results in the folder of a study.
 const REPORT: &str = "study.json";
 
@@ -79,6 +82,12 @@ impl StudyConfig {
         }
         if self.contenders.is_empty() {
             return Err(Error::value("controllers", "none", "at least one"));
+        }
+        let members = self.settings.members.iter().flat_map(|members| members.all());
+        let mut keys = members.flat_map(|member| member.settings()).map(|(key, _)| key);
+        if let Some(key) = keys.find(|key| OF_THE_STUDY.contains(key)) {
+            let expected = "members without it: every run has the seed and controller of the study";
+            return Err(Error::value("members", key, expected));
         }
         for (index, contender) in self.contenders.iter().enumerate() {
             self.check_contender(contender, &self.contenders[..index])?;

@@ -4,7 +4,7 @@ use nalgebra::DMatrix;
 
 use super::FurtherFeatures;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, NodeOp, ParamId, Widening, WidthInit};
+use crate::graph::{Graph, NodeId, NodeOp, ParamId, UnaryFunction, Widening, WidthInit};
 
 /// A layer with further features and its reader, in the wider graph.
 #[derive(Clone, Debug)]
@@ -27,6 +27,8 @@ pub(super) struct WideLayer {
     is_apart: bool,
     /// Whether both are linear layers, with nothing between but activation functions.
     is_linear: bool,
+    /// Whether features with incoming weights 0 are 0 at the reader.
+    is_zero_at_zero: bool,
 }
 
 /// Input, weight and bias of a convolution or linear layer.
@@ -83,6 +85,12 @@ impl WideLayer {
             is_linear: vector(x) == elements(weight) / rows(weight).max(1)
                 && columns(reader) == Some(vector(read))
                 && between.iter().all(|node| is_function(&node.op)),
+            is_zero_at_zero: !between.iter().any(|node| {
+                matches!(
+                    node.op,
+                    NodeOp::Activation(UnaryFunction::Sigmoid | UnaryFunction::Softplus, _)
+                )
+            }),
         })
     }
 
@@ -92,8 +100,9 @@ impl WideLayer {
     /// [`Error::Argument`] with what the initialisation needs.
     pub(super) fn check(&self, init: WidthInit) -> Result<()> {
         let needs = match init {
-            WidthInit::Gradmax if self.is_apart || self.bias.is_none() => {
-                "a layer with a bias, and no norm or convolution between it and its reader"
+            WidthInit::Gradmax if self.is_apart || self.bias.is_none() || !self.is_zero_at_zero => {
+                "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
+                 its reader"
             }
             WidthInit::Tiny
                 if self.is_apart

@@ -18,8 +18,9 @@ use super::{FurtherFeatures, f32s, firefly, gradmax, tiny};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Widening, WidthInit};
 use crate::init;
+use crate::loss::Loss;
 use crate::metrics::Metrics;
-use crate::network::Network;
+use crate::network::{Network, NetworkOptions};
 
 /// Bias of a feature with incoming weights 0, so that the derivative of relu is 1.
 const ACTIVE: f64 = 1e-6;
@@ -49,9 +50,9 @@ struct Measured {
     network: Network,
     layer: WideLayer,
     widening: Widening,
-    /// Sums of gradients over batches, by the names of parameters.
+    /// Sums over samples of the gradients of their losses, by the names of parameters.
     gradients: HashMap<String, Vec<f64>>,
-    batches: usize,
+    samples: usize,
 }
 
 /// Networks that end with the inputs of a layer and of its reader, and sums of their outputs.
@@ -120,7 +121,7 @@ impl WidthProbe {
     /// # Errors
     /// [`Error::Argument`] without a batch; memory, a failed stream.
     pub fn end_pass(&mut self) -> Result<Option<FurtherFeatures>> {
-        if self.measured.batches == 0 {
+        if self.measured.samples == 0 {
             return Err(Error::argument("end_pass", "batches", "at least one", "none"));
         }
         match (&self.activations, self.search.is_empty()) {
@@ -187,11 +188,18 @@ impl WidthProbe {
         Ok(features)
     }
 
-    /// Makes a network for each amplitude.
+    /// Makes a network for each amplitude, and before them one with the features of
+    /// [`WidthInit::Zero`], which stand for the amplitude 0.
     fn begin_search(&mut self, best: &tiny::Features) -> Result<()> {
-        for amplitude in tiny::AMPLITUDES {
+        let scaled = |amplitude: &f64| {
             let factor = amplitude.sqrt();
-            let features = self.filled(&(&best.incoming * factor), &(&best.outgoing * factor))?;
+            self.filled(&(&best.incoming * factor), &(&best.outgoing * factor))
+        };
+        let candidates = tiny::AMPLITUDES.iter().map(scaled);
+        let candidates: Vec<FurtherFeatures> = std::iter::once(Ok(FurtherFeatures::default()))
+            .chain(candidates)
+            .collect::<Result<_>>()?;
+        for features in candidates {
             let mut network = copy(&self.narrow)?;
             network.widen_with(Arc::clone(&self.wide), &features)?;
             self.search.push((network, features));
@@ -224,25 +232,29 @@ impl Measured {
         };
         let mut network = copy(narrow)?;
         network.widen_with(graph, &features)?;
-        Ok(Self { network, layer, widening, gradients: HashMap::new(), batches: 0 })
+        Ok(Self { network, layer, widening, gradients: HashMap::new(), samples: 0 })
     }
 
     fn add(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
         self.network.differentiate(inputs, targets, 1.0)?;
+        // The gradient is that of the mean loss of the batch.
+        let samples = inputs.dims()[0];
         for (name, gradient) in self.network.gradient_dict()?.iter() {
             let gradient = gradient.as_f32().unwrap_or_default();
             let sum =
                 self.gradients.entry(name.into()).or_insert_with(|| vec![0.0; gradient.len()]);
-            sum.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += f64::from(*x));
+            sum.iter_mut()
+                .zip(gradient)
+                .for_each(|(sum, x)| *sum += samples as f64 * f64::from(*x));
         }
-        self.batches += 1;
+        self.samples += samples;
         Ok(())
     }
 
-    /// Mean gradient of a parameter over the batches.
+    /// Mean gradient of a parameter over the samples.
     fn mean(&self, name: &str) -> Vec<f64> {
         let sums = self.gradients.get(name).map_or(&[][..], |sums| sums);
-        sums.iter().map(|sum| sum / self.batches.max(1) as f64).collect()
+        sums.iter().map(|sum| sum / self.samples.max(1) as f64).collect()
     }
 
     /// `E[δ hᵀ]`, see [`WideLayer::incoming_gradient`].
@@ -280,9 +292,16 @@ impl Measured {
 
 impl LayerInputs {
     fn new(narrow: &Network, layer: &WideLayer) -> Result<Self> {
+        let state = narrow.state_dict()?;
         let ending = |graph| -> Result<Network> {
-            let mut network = copy(narrow)?;
-            network.set_graph(Arc::new(graph))?;
+            // The loss may need outputs of another form.
+            let options = NetworkOptions { loss: Loss::default(), ..narrow.options.clone() };
+            let mut network = Network::new(&narrow.stream, Arc::new(graph), options)?;
+            network.load_state_dict(&state, true)?;
+            let alphas = narrow.graph().alphas;
+            if alphas > 0 {
+                network.set_alphas(&[narrow.alpha_values[..alphas].to_vec()])?;
+            }
             Ok(network)
         };
         let [of_layer, of_reader] = layer.prefixes(narrow.graph()).map(ending);

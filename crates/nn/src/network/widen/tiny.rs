@@ -15,14 +15,20 @@
 //!
 //! The formula is for an activation function with the derivative 1 at 0. Both sides of a feature
 //! may change their sign, which matters for relu; here the largest outgoing weight is positive. All
-//! features together get one amplitude, by a line search of the loss.
+//! features together get one amplitude, by a line search of the loss. Incoming and outgoing weights
+//! of a feature are then given equal lengths, with the same product: those of the formula may
+//! differ by orders of magnitude.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 
-use super::gradmax::{ITERATIONS_MAX, RANK, decomposed, rank};
+use super::gradmax::{ITERATIONS_MAX, decomposed, rank};
 
-/// Factors of `incoming · outgoing` that the line search tries.
+/// Factors of `incoming · outgoing` that the line search tries, beside 0.
 pub(super) const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+
+/// Eigenvalues of `E[h hᵀ]` and `E[b bᵀ]` below this part of the largest one count as 0: in such
+/// directions there is hardly an activation, and weights would be huge.
+const VARIANCE: f64 = 1e-4;
 
 /// Sums over samples of products of activations; each vector ends with the 1 of the bias.
 #[derive(Clone, Debug)]
@@ -86,9 +92,12 @@ pub(super) fn features(
     if let (Some(u), Some(wt)) = (&found.u, &found.v_t) {
         for (j, value) in found.singular_values.iter().take(count.min(rank(&found))).enumerate() {
             let weights = wt.row(j).transpose();
-            let size = value.sqrt().copysign(weights[weights.iamax()]);
-            incoming.set_column(j, &(&root * u.column(j) * size));
-            outgoing.set_column(j, &(weights * size));
+            let sign = 1f64.copysign(weights[weights.iamax()]);
+            let inputs = &root * u.column(j);
+            // The outgoing vector has length 1 so far.
+            let length = inputs.norm();
+            outgoing.set_column(j, &(weights * (sign * (value * length).sqrt())));
+            incoming.set_column(j, &(inputs * (sign * (value / length).sqrt())));
         }
     }
     Some(Features { incoming, outgoing })
@@ -102,7 +111,7 @@ fn power(matrix: DMatrix<f64>, exponent: f64) -> Option<DMatrix<f64>> {
     }
     let found = SymmetricEigen::try_new(matrix, f64::EPSILON, ITERATIONS_MAX)?;
     let SymmetricEigen { eigenvectors, eigenvalues } = found;
-    let least = RANK * eigenvalues.max();
+    let least = VARIANCE * eigenvalues.max();
     let raised = eigenvalues.map(|x| if x > least { x.powf(exponent) } else { 0.0 });
     Some(&eigenvectors * DMatrix::from_diagonal(&raised) * eigenvectors.transpose())
 }
