@@ -181,9 +181,10 @@ impl Resources {
             control_samples,
             test_samples,
         };
-        let served = served.collect::<Vec<_>>();
-        resources.size_evaluation(setup, &served)?;
-        resources.list_batches(&served);
+        // With replicas the training gather serves ranks, the others the one env.
+        let envs = resources.devices.envs().collect::<Vec<_>>();
+        resources.size_evaluation(setup, &envs)?;
+        resources.list_batches(&served.collect::<Vec<_>>());
         Ok(resources)
     }
 
