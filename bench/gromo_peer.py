@@ -8,9 +8,9 @@ Needs the package meristem for the data, and gromo with torch, numpy. Both train
 5e-4, gradients clipped at norm 1 and the rate on half a cosine, on 90 % of the training samples.
 After epochs 1, 4, 7 and 10 the layers in turn get four further features; our rule skips an epoch in
 which the host overfits. Each way has the best of its rates by the control split, the other 10 %, on
-seeds that are not those of the table. One thread; seconds are those of training and growth, without
-the evaluation. Our processor time is that of the whole command, start and evaluations included,
-divided by its runs.
+other seeds than the table has. One thread; seconds are of training and growth, without the
+evaluation. Our processor time is of the whole command, start and evaluations included, divided by
+its runs.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def grow(model: GrowingMLP, hidden: int, way: str, x: Tensor, y: Tensor) -> None
     """Four further features of a hidden layer, by statistics over all training samples.
 
     As gromo's own loops do, these take the sum of the losses of a batch. gromo finds at most as many
-    features as its matrix has significant singular values. The others are those of our `zero`:
+    features as its matrix has significant singular values. The others begin as with our `zero`:
     PyTorch's initial incoming weights, and outgoing weights of 0. So are all if the line search of
     TINY finds that each amplitude makes the loss larger: features whose weights are all 0 would
     never learn.

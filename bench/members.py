@@ -14,7 +14,7 @@ Needs the package meristem for the data, safetensors, torch and jax. A rate is i
 second: optimiser steps of one network. Start and compilation count nowhere: peers start to count
 after three steps; of ours the time of one epoch is subtracted from the time of several. SGD with
 momentum and weight decay, no clipping, whole batches; no running statistics are recomputed.
-Processor time is that of all threads and processes.
+Processor time is the sum over all threads and processes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Ours:
         return {"seconds": time.perf_counter() - start, "cpu_seconds": cpu, "run": run}
 
     def epochs(self, dataset: str, members: dict[str, str], epochs: int, *more: str) -> dict[str, float]:
-        """Wall and processor seconds of so many epochs: those of one more, less those of one."""
+        """Wall and processor seconds of `epochs` epochs: a run of `epochs` + 1, less a run of one."""
         one, all_of_them = (self.run(dataset, members, steps, *more) for steps in (1, 1 + epochs))
         return {key: all_of_them[key] - one[key] for key in ("seconds", "cpu_seconds")}
 
@@ -159,7 +159,7 @@ class Peer:
 
 
 def prepare(work: str, ours: Ours, folder: Path) -> None:
-    """Writes data and initial weights of the peers; the weights are those of a network after an epoch."""
+    """Writes data and initial weights of the peers: the weights of a network after one epoch."""
     dataset, host = WORKS[work]
     x, y = samples_of(dataset)
     np.savez(folder / f"{dataset}.npz", x=x, y=y)

@@ -8,10 +8,8 @@ saves work.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,18 +125,8 @@ def main() -> None:
     # The pool of threads was sized by the cores allowed at its start; now its threads may move.
     for thread in Path("/proc/self/task").iterdir():
         os.sched_setaffinity(int(thread.name), CORES)
-    print(json.dumps({"ready": jax.__version__}), flush=True)
     random = np.random.default_rng(0)
-    for line in sys.stdin:
-        request = json.loads(line)
-        start, start_cpu = time.perf_counter(), time.process_time()
-        losses = train(fleet, request, random)
-        report = {
-            "seconds": time.perf_counter() - start,
-            "cpu_seconds": time.process_time() - start_cpu,
-            "losses": losses,
-        }
-        print(json.dumps(report), flush=True)
+    members_peer.serve(jax.__version__, lambda request: train(fleet, request, random))
 
 
 if __name__ == "__main__":

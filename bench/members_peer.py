@@ -1,10 +1,14 @@
-"""The job of a peer of `members.py`: its share of the members, and the data."""
+"""Parts of the peers of `members.py`: the job, which has a share of the members and the data, and requests."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -49,3 +53,18 @@ class Job:
         return Job(
             way, options, given.threads, given.host, given.init, given.batch, rates, data["x"], data["y"],
         )  # fmt: skip
+
+
+def serve(version: str, train: Callable[[dict[str, Any]], Any]) -> None:
+    """Trains as each line of stdin asks, and prints a line with the seconds and the losses."""
+    print(json.dumps({"ready": version}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        start, start_cpu = time.perf_counter(), time.process_time()
+        losses = train(request)
+        report = {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - start_cpu,
+            "losses": losses,
+        }
+        print(json.dumps(report), flush=True)

@@ -8,9 +8,6 @@ saves it work.
 
 from __future__ import annotations
 
-import json
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -193,17 +190,7 @@ def main() -> None:
     for _ in range(3):
         state.step(picks, torch.zeros(len(job.rates)))
     state = make()
-    print(json.dumps({"ready": torch.__version__}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        start, start_cpu = time.perf_counter(), time.process_time()
-        losses = train(job, state, request)
-        report = {
-            "seconds": time.perf_counter() - start,
-            "cpu_seconds": time.process_time() - start_cpu,
-            "losses": losses,
-        }
-        print(json.dumps(report), flush=True)
+    members_peer.serve(torch.__version__, lambda request: train(job, state, request))
 
 
 if __name__ == "__main__":

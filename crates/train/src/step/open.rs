@@ -34,14 +34,13 @@ fn prepare(
 ) -> Result<()> {
     population.prepare_training(&resources.batch_sizes)?;
     let configurations = population.configurations();
-    let observes = statistics_batches > 0 && population.has_statistics();
     for (mut networks, configurations) in population.fleets().into_iter().zip(configurations) {
         if resources.replicas.is_none() {
             for batch in &resources.train_batches {
                 let (mut networks, sizes) = present(&mut networks, batch);
                 networks.prepare_training(&sizes)?;
             }
-            for batch in resources.train_batches.iter().filter(|_| observes) {
+            for batch in resources.train_batches.iter().filter(|_| statistics_batches > 0) {
                 let (mut networks, sizes) = present(&mut networks, batch);
                 networks.prepare_statistics(&sizes)?;
             }
