@@ -38,6 +38,7 @@ HERE = Path(__file__).resolve().parent
 WORKS = {
     "conv": ("mnist1d", "conv1d:16,32,64"),
     "small-conv": ("mnist1d", "conv1d:8,16,32"),
+    "strided-conv": ("mnist1d", str(HERE / "mnist1d_cnn.toml")),
     "mlp": ("mnist1d", "mlp:128,128"),
     "small-mlp": ("mnist1d", "mlp:32,32"),
     "images": ("embedded", "mlp:256,256"),

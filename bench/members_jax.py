@@ -22,6 +22,20 @@ CORES = os.sched_getaffinity(0)
 EPS = 1e-5
 
 
+def strided(p: Any, i: int, x: Any, bmm: bool) -> Any:
+    """Convolution `i` of `mnist1d_cnn.toml`, with stride 2."""
+    weight, bias = p[f"strided.{i}.weight"], p[f"strided.{i}.bias"]
+    outputs, _, kernel = weight.shape
+    if not bmm:
+        return bias + lax.conv_general_dilated(
+            x, weight, (2,), [(1, 1)], dimension_numbers=("NWC", "OIW", "NWC")
+        )
+    padded = jnp.pad(x, ((0, 0), (1, 1), (0, 0)))
+    size = (padded.shape[1] - kernel) // 2 + 1
+    windows = jnp.concatenate([padded[:, k : k + 2 * size - 1 : 2] for k in range(kernel)], axis=2)
+    return windows @ weight.transpose(2, 1, 0).reshape(-1, outputs) + bias
+
+
 def forward(p: Any, x: Any, bmm: bool) -> Any:
     """Logits of samples [batch, channels, points]."""
     if "hidden.0.weight" in p:
@@ -30,6 +44,11 @@ def forward(p: Any, x: Any, bmm: bool) -> Any:
             x = jax.nn.relu(x @ p[f"hidden.{i}.weight"].T + p[f"hidden.{i}.bias"])
         return x @ p["classifier.weight"].T + p["classifier.bias"]
     x = jnp.swapaxes(x, 1, 2)
+    if "strided.0.weight" in p:
+        for i in range(3):
+            x = jax.nn.relu(strided(p, i, x, bmm))
+        x = jnp.swapaxes(x, 1, 2).reshape(x.shape[0], -1)
+        return x @ p["classifier.weight"].T + p["classifier.bias"]
     for i in range(sum(name.endswith("conv.weight") for name in p)):
         if i:
             x = x.reshape(x.shape[0], x.shape[1] // 2, 2, x.shape[2]).max(2)
@@ -116,7 +135,7 @@ def main() -> None:
     job = members_peer.Job.parse()
     init = load_file(job.init)
     init = {k: v for k, v in init.items() if "running" not in k and "tracked" not in k}
-    init = {k: v.squeeze(2) if k.endswith("conv.weight") else v for k, v in init.items()}
+    init = {k: v.squeeze(2) if v.ndim == 4 else v for k, v in init.items()}
     fleet = Fleet(job, init)
     picks = np.tile(np.arange(job.batch, dtype=np.int32), (len(job.rates), 1))
     for _ in range(3):

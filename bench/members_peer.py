@@ -29,11 +29,14 @@ class Job:
     y: np.ndarray  # [samples]
 
     @property
-    def is_conv(self) -> bool:
-        return self.host.startswith("conv1d:")
+    def family(self) -> str:
+        """`conv1d` and `mlp`, families of hosts, or `strided`, the network of `mnist1d_cnn.toml`."""
+        return "strided" if self.host.endswith(".toml") else self.host.partition(":")[0]
 
     @property
     def widths(self) -> list[int]:
+        if self.family == "strided":
+            return [25, 25, 25]
         return [int(width) for width in self.host.partition(":")[2].split(",")]
 
     @staticmethod

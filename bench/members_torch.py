@@ -61,6 +61,21 @@ class Mlp(nn.Module):
         return self.classifier(x)
 
 
+class Strided(nn.Module):
+    """`mnist1d_cnn.toml`, with the names of our weights."""
+
+    def __init__(self, shape: list[int], widths: list[int], classes: int) -> None:
+        super().__init__()
+        kernels = zip([shape[0], *widths], widths, (5, 3, 3), strict=False)
+        self.strided = nn.ModuleList(nn.Conv1d(*kernel, 2, 1) for kernel in kernels)
+        self.classifier = nn.Linear(125, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.strided:
+            x = torch.relu(layer(x))
+        return self.classifier(x.flatten(1))
+
+
 def network(p: State, x: Tensor, bmm: bool) -> Tensor:
     """Logits of one network, without running statistics."""
     depth = sum(name.endswith(("conv.weight", "hidden.0.weight")) for name in p)
@@ -68,6 +83,19 @@ def network(p: State, x: Tensor, bmm: bool) -> Tensor:
         x = x.flatten(1)
         for i in range(sum(name.startswith("hidden") for name in p) // 2):
             x = torch.relu(F.linear(x, p[f"hidden.{i}.weight"], p[f"hidden.{i}.bias"]))
+    elif "strided.0.weight" in p:
+        for i in range(3):
+            weight, bias = p[f"strided.{i}.weight"], p[f"strided.{i}.bias"]
+            if bmm:
+                padded, kernel = F.pad(x, (1, 1)), weight.shape[2]
+                size = (padded.shape[2] - kernel) // 2 + 1
+                # `unfold` has no backward pass for vmap.
+                windows = [padded[:, :, k : k + 2 * size - 1 : 2] for k in range(kernel)]
+                product = weight.transpose(1, 2).flatten(1) @ torch.cat(windows, 1)
+                x = torch.relu(product + bias[:, None])
+            else:
+                x = torch.relu(F.conv1d(x, weight, bias, 2, 1))
+        x = x.flatten(1)
     elif bmm:
         x = x.transpose(1, 2)
         for i in range(depth):
@@ -93,7 +121,7 @@ class Loop:
     """One network after the other."""
 
     def __init__(self, job: members_peer.Job, init: State) -> None:
-        widths, kind = job.widths, Conv if job.is_conv else Mlp
+        widths, kind = job.widths, {"conv1d": Conv, "mlp": Mlp, "strided": Strided}[job.family]
         shape = list(job.x.shape[1:])
         self.nets = [kind(shape, widths, 10) for _ in job.rates]
         for net in self.nets:
@@ -180,7 +208,7 @@ def main() -> None:
     job = members_peer.Job.parse()
     torch.set_num_threads(job.threads)
     init = load_file(job.init)
-    init = {k: v.squeeze(2) if k.endswith("conv.weight") else v for k, v in init.items()}
+    init = {k: v.squeeze(2) if v.dim() == 4 else v for k, v in init.items()}
 
     def make() -> Loop | Stacked:
         return Loop(job, init) if job.way == "loop" else Stacked(job, init)
