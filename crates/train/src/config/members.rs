@@ -5,7 +5,7 @@ use std::path::Path;
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::{MEMBERS_MAX, Member, SEPARATOR, Sampler, Scheduler, Space};
+use super::types::{ControllerKind, MEMBERS_MAX, Member, SEPARATOR, Sampler, Scheduler, Space};
 use super::validate::check_member;
 use super::value::SettingValue;
 use crate::error::{Error, Result};
@@ -70,11 +70,23 @@ pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
         replace(member, "host", host)?;
     }
     if let Some(init) = member.get("init").map(str::to_owned) {
-        let path = absolute("init", Path::new(&init))?;
-        let text = path.to_str().ok_or_else(|| lossy("init", &path))?;
-        replace(member, "init", text.into())?;
+        replace(member, "init", absolute_text("init", Path::new(&init))?)?;
+    }
+    // Another value is an error when the settings are checked.
+    let controller = member.get("controller").and_then(|text| text.parse().ok());
+    if let Some(mut controller @ ControllerKind::Fixed(_)) = controller {
+        if let Some(path) = controller.path_mut() {
+            *path = absolute_text("controller", path)?.into();
+        }
+        replace(member, "controller", controller.to_string())?;
     }
     Ok(())
+}
+
+/// The absolute form of a path, as text.
+fn absolute_text(key: &'static str, path: &Path) -> Result<String> {
+    let path = absolute(key, path)?;
+    path.to_str().map(Into::into).ok_or_else(|| lossy(key, &path))
 }
 
 impl TrainConfig {
@@ -166,10 +178,25 @@ impl TrainConfig {
     /// The settings of the run, and those of `member` over them.
     pub(crate) fn of_member(&self, member: &Member) -> Self {
         let of_run = Self { members: None, space: None, member_changes: None, ..self.clone() };
+        // The control split is the run's, whether the member has a controller or not.
+        let share = of_run.folds.is_none().then(|| self.control_share());
+        let of_run = Self { control_split: share, ..of_run };
         let mut config = Self { scheduler: Scheduler::None, places: None, ..of_run };
         // `validate` has checked the settings of all members.
         layer(member).into_iter().for_each(|layer| config.apply(layer));
         config
+    }
+
+    /// The controllers of the run: its own, and those of its members.
+    pub(crate) fn controllers(&self) -> Vec<ControllerKind> {
+        let own = self.members.iter().flat_map(|members| members.all());
+        let own = own.filter_map(|member| member.get("controller")?.parse().ok());
+        [self.controller.clone()].into_iter().chain(own).collect()
+    }
+
+    /// Whether a controller decides about growth in some env.
+    pub(crate) fn is_controlled(&self) -> bool {
+        self.controllers().iter().any(|controller| *controller != ControllerKind::None)
     }
 
     /// The settings of each member, and at least the run's.
