@@ -10,7 +10,7 @@ const RUN: &str = "train --dataset mnist1d --host conv1d:4,8 --steps 9 --batch 3
                    --control-split 0.2 --min-training-steps 1 --max-gap 50 --quiet";
 
 /// Settings of the members, beside those of the run.
-const MEMBERS: [&[(&str, &str)]; 10] = [
+const MEMBERS: [&[(&str, &str)]; 11] = [
     &[],
     &[("controller", "none")],
     &[("plateau-steps", "2"), ("plateau-gain", "2")],
@@ -21,6 +21,8 @@ const MEMBERS: [&[(&str, &str)]; 10] = [
     &[("controller", "random")],
     &[("controller", "fixed:grow.jsonl"), ("train-share", "0.6")],
     &[("controller", "fixed:widen.jsonl"), ("host", "conv1d:4,4")],
+    // Fewer samples allow fewer parameters.
+    &[("train-share", "0.1")],
 ];
 
 const SCRIPTS: [(&str, &str); 2] = [
@@ -60,9 +62,9 @@ fn each_env_grows_by_rules_of_its_own() {
         m.ok(&format!("{run} --envs 1 --env-numbers {env} {flags} --run-dir alone-{env}"));
         assert_eq!(outcome(&m, &format!("alone-{env}")).weights[0], fleet.weights[env], "{flags}");
     }
-    m.ok(&format!("{RUN} --envs 10 --run-dir usual"));
+    m.ok(&format!("{RUN} --envs 11 --run-dir usual"));
     let usual = outcome(&m, "usual").weights;
-    let like_usual: Vec<usize> = (0..10).filter(|env| usual[*env] == fleet.weights[*env]).collect();
+    let like_usual: Vec<usize> = (0..11).filter(|env| usual[*env] == fleet.weights[*env]).collect();
     assert_eq!(like_usual, [0], "envs whose settings have no effect");
     let grown = |env: usize| &fleet.envs[env]["history"]["germinated"];
     assert!([7, 8].iter().all(|env| grown(*env).as_u64() > Some(0)), "{}", fleet.envs);

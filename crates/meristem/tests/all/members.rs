@@ -149,8 +149,8 @@ fn patterns_without_parameters_are_errors() {
                --quiet --control-split 0.2";
     for (nth, (flags, pattern)) in [
         ("--controller none --param-groups *.biass:lr=0.1x", "*.biass"),
-        ("--controller none --param-groups *.bias:lr=0.1x;slots.*:lr=0.1x", "slots.*"),
-        ("--controller none --members host=minimal|mlp:8 --param-groups *.gate.*:lr=1", "*.gate.*"),
+        ("--controller none --param-groups *.bias:lr=0.1x;slots.r9.*:lr=0.1x", "slots.r9.*"),
+        ("--controller none --members host=minimal|mlp:8 --param-groups *.gate.9:lr=1", "*.gate.9"),
         ("--controller none --members param-groups=*.bias:lr=1|x:lr=1", "got x in member 1"),
         ("--host minimal --param-groups slots.*.layers.9.*:lr=1", "slots.*.layers.9.*"),
     ]
@@ -164,7 +164,7 @@ fn patterns_without_parameters_are_errors() {
     for (nth, flags) in [
         "--host minimal --controller heuristic --param-groups slots.*.gate.*:lr=1;*.bias:lr=1",
         "--controller none --members host=minimal|mlp:8 --param-groups blocks.*:lr=1",
-        "--host minimal --members controller=none,random --param-groups slots.*:lr=1",
+        "--host minimal --controller none --param-groups slots.*:lr=1",
     ]
     .into_iter()
     .enumerate()

@@ -44,8 +44,8 @@ impl TrainConfig {
     /// The settings of members that have no effect, because other settings make them idle.
     pub(crate) fn idle_settings(&self) -> Vec<IdleSetting> {
         let mut idle: Vec<IdleSetting> = vec![];
-        for (number, member) in self.members.iter().flat_map(|own| own.all()).enumerate() {
-            let config = self.of_member(member);
+        let members = self.members.iter().flat_map(|members| members.all());
+        for (number, (member, config)) in members.zip(self.of_members()).enumerate() {
             for (key, reason) in member.settings().filter_map(|(key, _)| config.idle(key)) {
                 match idle.iter_mut().find(|known| (&*known.key, &*known.reason) == (key, &reason))
                 {

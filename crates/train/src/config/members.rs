@@ -154,14 +154,6 @@ impl TrainConfig {
         self.members.as_ref().map_or(1, |members| members.all().len())
     }
 
-    /// The settings of env `env`: those of the run, and its member's over them.
-    pub(crate) fn of_env(&self, env: usize) -> Self {
-        match &self.members {
-            Some(members) => self.of_member(members.of_env(env)),
-            None => self.clone(),
-        }
-    }
-
     /// Like [`Self::of_member`], for settings that were not checked with those of the run: checks
     /// them.
     ///
@@ -177,14 +169,24 @@ impl TrainConfig {
 
     /// The settings of the run, and those of `member` over them.
     pub(crate) fn of_member(&self, member: &Member) -> Self {
-        let of_run = Self { members: None, space: None, member_changes: None, ..self.clone() };
-        // The control split is the run's, whether the member has a controller or not.
-        let share = of_run.folds.is_none().then(|| self.control_share());
-        let of_run = Self { control_split: share, ..of_run };
-        let mut config = Self { scheduler: Scheduler::None, places: None, ..of_run };
-        // `validate` has checked the settings of all members.
-        layer(member).into_iter().for_each(|layer| config.apply(layer));
+        self.below_members().with(member)
+    }
+
+    /// The settings of the run, over which those of a member are laid. The control split is the
+    /// run's, whether the member has a controller or not.
+    fn below_members(&self) -> Self {
+        let mut config = self.clone();
+        (config.members, config.space, config.member_changes) = (None, None, None);
+        (config.scheduler, config.places) = (Scheduler::None, None);
+        config.control_split = config.folds.is_none().then(|| self.control_share());
         config
+    }
+
+    /// The settings with those of `member` over them.
+    fn with(mut self, member: &Member) -> Self {
+        // `validate` has checked the settings of all members.
+        layer(member).into_iter().for_each(|layer| self.apply(layer));
+        self
     }
 
     /// The controllers of the run: its own, and those of its members.
@@ -201,6 +203,12 @@ impl TrainConfig {
 
     /// The settings of each member, and at least the run's.
     pub(crate) fn of_members(&self) -> Vec<Self> {
-        (0..self.members_len()).map(|env| self.of_env(env)).collect()
+        match &self.members {
+            None => vec![self.clone()],
+            Some(members) => {
+                let run = self.below_members();
+                members.all().iter().map(|member| run.clone().with(member)).collect()
+            }
+        }
     }
 }
