@@ -1,7 +1,6 @@
 //! A controller of written rules (`docs/control.md`, Controllers).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 use meristem_grow::{AlphaTarget, Curve, Host, Slot, Speed, Stage, Style, Tempo};
 use serde::{Deserialize, Serialize};
@@ -102,26 +101,18 @@ struct HeuristicMemory {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Heuristic {
     config: HeuristicConfig,
-    /// Constants of envs that have their own; `None` for an env in which nothing grows.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    own: BTreeMap<usize, Option<HeuristicConfig>>,
     memories: Vec<Option<HeuristicMemory>>, // [envs]
 }
 
 impl Heuristic {
     /// A controller with these constants.
     pub fn new(config: HeuristicConfig) -> Self {
-        Self { config, own: BTreeMap::new(), memories: vec![] }
+        Self { config, memories: vec![] }
     }
 
     /// The constants.
     pub fn config(&self) -> &HeuristicConfig {
         &self.config
-    }
-
-    /// Gives an env its own constants from now on; with `None` nothing grows in it.
-    pub fn set_env(&mut self, env: usize, config: Option<HeuristicConfig>) {
-        self.own.insert(env, config);
     }
 
     fn memory(&mut self, env: usize, host: &Host) -> &mut HeuristicMemory {
@@ -173,20 +164,19 @@ impl Controller for Heuristic {
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        Ok(views.iter().map(|view| self.decide(view)).collect())
+        let config = self.config;
+        Ok(views.iter().map(|view| self.decide(view, &config)).collect())
     }
 }
 
 impl Heuristic {
     /// Chooses an action for a live module; if none is due, germinates another module.
-    fn decide(&mut self, view: &EnvView<'_>) -> Action {
-        let own = self.own.get(&view.env).copied();
-        let Some(config) = own.unwrap_or(Some(self.config)) else { return Action::Wait };
+    pub(crate) fn decide(&mut self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         let memory = self.memory(view.env, view.host);
-        memory.notice(view.host, &config);
-        let tended = view.host.live().map(|index| tend(index, view, &config));
+        memory.notice(view.host, config);
+        let tended = view.host.live().map(|index| tend(index, view, config));
         let grown = [HeuristicMemory::germinate, HeuristicMemory::widen];
-        let grown = grown.iter().map(|grow| grow(memory, view, &config));
+        let grown = grown.iter().map(|grow| grow(memory, view, config));
         let action = tended
             .chain(grown)
             .find(|action| *action != Action::Wait && legal(action, view.host).is_ok())

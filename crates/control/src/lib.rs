@@ -5,8 +5,8 @@
 //!   and back (H2).
 //! - [`Controller`] is the interface of all controllers: [`NoController`] never grows a module,
 //!   [`Heuristic`] follows written rules, [`RandomController`] draws legal actions at random,
-//!   [`Script`] follows a file. A controller receives an [`EnvView`] and nothing else; equal
-//!   histories give equal actions.
+//!   [`Script`] follows a file, and [`EnvControllers`] have one of these for each env. A controller
+//!   receives an [`EnvView`] and nothing else; equal histories give equal actions.
 //! - A policy uses [`write_observation`] and [`Normalizer`] to turn a view into numbers, and
 //!   [`sample_action`] to turn logits into a legal action. [`Ppo`] draws on its device, with
 //!   [`meristem_nn::kernels::sample`]. [`RewardState`] and [`advantages`] compute rewards and
@@ -39,7 +39,7 @@
 //! # Modules, the most used ones first
 //! - `action`, `heads`, `masks`, `rules`: actions, their choices and their legality;
 //! - `view`, `history`, `trend`: an env as a controller sees it;
-//! - `controller`, `heuristic`, `random`, `script`: controllers without a policy;
+//! - `controller`, `heuristic`, `random`, `script`, `per_env`: controllers without a policy;
 //! - `observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and out of a policy;
 //! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;
 //! - `governor`: rules that detect failed training.
@@ -57,6 +57,7 @@ mod history;
 mod masks;
 mod normalizer;
 mod observation;
+mod per_env;
 pub mod policy;
 mod ppo;
 mod random;
@@ -83,6 +84,7 @@ pub use normalizer::{CLIP, Moments, Normalizer};
 pub use observation::{
     BaseObservation, RECENT_STEPS, SlotObservation, observation_len, write_observation,
 };
+pub use per_env::{EnvController, EnvControllers};
 pub use ppo::{
     Learning, PolicyDomain, PolicyOutputs, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_domain,
     policy_seeds, policy_width,

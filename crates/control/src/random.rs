@@ -27,12 +27,12 @@ impl RandomController {
         Self { seed, decisions: vec![] }
     }
 
-    fn decide(&mut self, view: &EnvView<'_>) -> Action {
+    pub(crate) fn decide(&mut self, view: &EnvView<'_>, seed: u64) -> Action {
         if self.decisions.len() <= view.env {
             self.decisions.resize(view.env + 1, 0);
         }
         let decision = &mut self.decisions[view.env];
-        let mut rng = Rng::new(self.seed, Purpose::Controller, view.env as u64, *decision);
+        let mut rng = Rng::new(seed, Purpose::Controller, view.env as u64, *decision);
         *decision += 1;
         let layout = HeadLayout::new(view.host.slots().len(), view.host.blueprints().len());
         let (mut logits, mut mask) = (vec![0.0; layout.total()], vec![0; layout.total()]);
@@ -65,6 +65,7 @@ impl Controller for RandomController {
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        Ok(views.iter().map(|view| self.decide(view)).collect())
+        let seed = self.seed;
+        Ok(views.iter().map(|view| self.decide(view, seed)).collect())
     }
 }

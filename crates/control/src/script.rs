@@ -176,12 +176,12 @@ impl Script {
         Ok(Self { name: name.into(), entries, growths, rolled_back: BTreeSet::new() })
     }
 
-    /// Numbers, from 1, of lines without effect in episodes of `steps` steps with `envs` envs.
-    pub fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
+    /// Numbers, from 1, of lines without effect in episodes of `steps` steps of these envs.
+    pub fn idle_lines(&self, steps: usize, envs: &BTreeSet<usize>) -> Vec<usize> {
         let entries = self.entries.iter().map(|((step, env), entry)| (entry.line, *step, *env));
         let growths = self.growths.iter().map(|growth| (growth.line, growth.from, growth.env));
         let idle = |step: u32, env: Option<usize>| {
-            step as usize >= steps || env.is_some_and(|env| env >= envs)
+            step as usize >= steps || env.is_some_and(|env| !envs.contains(&env))
         };
         let lines = entries.chain(growths).filter(|(_, step, env)| idle(*step, *env));
         let mut lines: Vec<usize> = lines.map(|(line, ..)| line).collect();
@@ -189,7 +189,8 @@ impl Script {
         lines
     }
 
-    fn decide(&self, view: &EnvView<'_>) -> Result<Action> {
+    /// Chooses the action of an env, which was rolled back in this episode or not.
+    pub(crate) fn decide(&self, view: &EnvView<'_>, is_rolled_back: bool) -> Result<Action> {
         let own = self.entries.get(&(view.step, Some(view.env)));
         let Some(entry) = own.or_else(|| self.entries.get(&(view.step, None))) else {
             let next = self.growths.iter().find_map(|growth| growth.next(view));
@@ -199,7 +200,7 @@ impl Script {
         let (env, step) = (view.env, view.step);
         match legal(&action, view.host) {
             Ok(()) => Ok(action),
-            Err(_) if self.rolled_back.contains(&env) => Ok(Action::Wait),
+            Err(_) if is_rolled_back => Ok(Action::Wait),
             Err(reason) => Err(Error::ScriptIllegal { line, env, step, reason }),
         }
     }
@@ -223,7 +224,8 @@ impl Controller for Script {
     }
 
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
-        views.iter().map(|view| self.decide(view)).collect()
+        let is_rolled_back = |env| self.rolled_back.contains(&env);
+        views.iter().map(|view| self.decide(view, is_rolled_back(view.env))).collect()
     }
 
     fn roll_back(&mut self, env: usize, _cause: Option<usize>, _penalty: f32) -> Result<()> {

@@ -245,6 +245,24 @@ impl EpochOrder {
         Ok(())
     }
 
+    /// Gives `env`, which is below [`Self::envs`], `len` other samples.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] with [`EpochMode::Dealt`], and for more than 2^32 − 1 samples.
+    pub fn set_len(&mut self, env: usize, len: usize) -> Result<()> {
+        check_len(len)?;
+        if self.epoch_mode == EpochMode::Dealt {
+            let expected = "the samples of all envs with epoch mode dealt";
+            let remedy = "envs share samples there; use epoch mode full";
+            return wrong("parts", expected, format!("{len} samples for one env"), remedy);
+        }
+        let group = &mut self.groups[self.envs[env].0];
+        group.part.len = len;
+        group.divide(self.drop_last, self.limit);
+        self.batches = most_batches(&self.groups);
+        Ok(())
+    }
+
     /// Batches of an epoch in which `env` has samples, if it gets this batch with [`Self::set`].
     /// `env` < [`Self::envs`], `batch` > 0.
     pub fn batches_with(&self, env: usize, batch: usize) -> usize {
@@ -418,7 +436,11 @@ fn check(config: &OrderConfig) -> Result<()> {
         return wrong("max_batches", "at least 1", "0".into(), "leave it out for a whole epoch");
     }
     let of_parts = config.parts.iter().flatten().map(|part| part.len);
-    if let Some(len) = of_parts.chain([config.len]).find(|len| u32::try_from(*len).is_err()) {
+    of_parts.chain([config.len]).try_for_each(check_len)
+}
+
+fn check_len(len: usize) -> Result<()> {
+    if u32::try_from(len).is_err() {
         let remedy = "indices are 32-bit; serve the dataset in parts";
         return wrong("len", "at most 4294967295 samples", len.to_string(), remedy);
     }

@@ -12,9 +12,9 @@
 //!    order and shuffled. These lists follow each other, and fold f has the places f, f + K,
 //!    f + 2K, …. So the sizes of two folds differ by at most 1, and so do their numbers of samples
 //!    of a class. Candidates with other targets than classes are one list.
-//! 4. An env trains on all of the rest, or with `train_share` or `bootstrap` on `round(share · n)`
-//!    of its n samples: the first ones after a shuffle of their ascending list; or with `bootstrap`
-//!    as many draws from that list.
+//! 4. An env trains on all of the rest, or with a [`SampleDraw`] on `round(share · n)` of its n
+//!    samples: the first ones after a shuffle of their ascending list; or with `bootstrap` as many
+//!    draws from that list.
 //! 5. Shuffles and draws use [`crate::order`], with `ChaCha8Rng::seed_from_u64(seed)` and
 //!    streams that no epoch reaches: 2^64 − 2 for folds, one generator for all classes, and
 //!    2^64 − 3 − i for the samples of env i.
@@ -122,6 +122,31 @@ pub enum HeldOut {
     Listed(Arc<[Fold]>),
 }
 
+/// Draw of the samples on which an env trains from those that it does not hold out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampleDraw {
+    /// Share of the samples, above 0 and at most 1.
+    pub share: f64,
+    /// Whether they are drawn with replacement.
+    pub bootstrap: bool,
+}
+
+impl SampleDraw {
+    /// All samples, each once.
+    pub const ALL: Self = Self { share: 1.0, bootstrap: false };
+
+    /// Number of samples drawn from `len`.
+    pub fn len_of(&self, len: usize) -> usize {
+        (len as f64 * self.share).round() as usize
+    }
+}
+
+impl Default for SampleDraw {
+    fn default() -> Self {
+        Self::ALL
+    }
+}
+
 /// Rules for drawing the parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PartsConfig {
@@ -131,10 +156,9 @@ pub struct PartsConfig {
     pub held_out: HeldOut,
     /// Envs in a row that hold out the same fold, at least 1.
     pub envs_per_fold: usize,
-    /// Share of its training samples that an env trains on, above 0 and at most 1.
-    pub train_share: f64,
-    /// Whether they are drawn with replacement.
-    pub bootstrap: bool,
+    /// Draws of the envs: env i has entry i modulo their number. Without an entry all envs have
+    /// [`SampleDraw::ALL`].
+    pub draws: Vec<SampleDraw>,
     /// Number of each env in its draw of samples; `None` for 0, 1 and so on.
     pub numbers: Option<Vec<usize>>,
     /// Seed of all draws.
@@ -171,10 +195,18 @@ pub struct EnvPart {
 }
 
 /// Parts of all envs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Parts {
     /// Samples of the dataset.
     len: usize,
+    /// Seed of all draws.
+    seed: u64,
+    /// Number of each env in its draw.
+    numbers: Vec<usize>,
+    /// The samples of each env before its draw.
+    undrawn: Vec<Arc<[u32]>>,
+    /// The draw of each env.
+    draws: Vec<SampleDraw>,
     /// The part of each env, at least one.
     envs: Vec<EnvPart>,
 }
@@ -207,13 +239,41 @@ impl Parts {
                 }
             }
         };
-        let of_env = |env: usize| -> Result<EnvPart> {
-            let rest = &rests[env / config.envs_per_fold.max(1) % rests.len()];
-            let number = config.numbers.as_ref().and_then(|numbers| numbers.get(env));
-            let train = drawn(config, &rest.train, *number.unwrap_or(&env))?;
-            Ok(EnvPart { train, ..rest.clone() })
+        let rest = |env: usize| &rests[env / config.envs_per_fold.max(1) % rests.len()];
+        let number =
+            |env: usize| *config.numbers.as_ref().and_then(|all| all.get(env)).unwrap_or(&env);
+        let mut parts = Self {
+            len,
+            seed: config.seed,
+            numbers: (0..envs).map(number).collect(),
+            undrawn: (0..envs).map(|env| rest(env).train.clone()).collect(),
+            draws: vec![SampleDraw::ALL; envs],
+            envs: (0..envs).map(|env| rest(env).clone()).collect(),
         };
-        Ok(Self { len, envs: (0..envs).map(of_env).collect::<Result<_>>()? })
+        for (env, draw) in (0..envs).zip(config.draws.iter().cycle()) {
+            parts.draw_again(env, draw)?;
+        }
+        Ok(parts)
+    }
+
+    /// Draws the training samples of `env`, which is below the number of envs, by this rule, and
+    /// returns whether it is another rule than before. The samples of the other envs stay, and so
+    /// do those that it holds out. Does not wait.
+    ///
+    /// # Errors
+    /// As [`Self::draw`]; the samples are then unchanged.
+    pub fn draw_again(&mut self, env: usize, draw: &SampleDraw) -> Result<bool> {
+        if self.draws[env] == *draw {
+            return Ok(false);
+        }
+        self.envs[env].train = drawn(draw, &self.undrawn[env], self.seed, self.numbers[env])?;
+        self.draws[env] = *draw;
+        Ok(true)
+    }
+
+    /// Number of samples that env 0 would train on with this draw.
+    pub fn train_len(&self, draw: &SampleDraw) -> usize {
+        self.undrawn.first().map_or(0, |samples| draw.len_of(samples.len()))
     }
 
     /// The part of each env, in env order.
@@ -347,17 +407,17 @@ fn by_list(folds: &[Fold], is_candidate: impl Fn(&u32) -> bool) -> Result<Vec<En
     folds.iter().enumerate().map(of_fold).collect()
 }
 
-/// The samples that the env with this number draws from those that it may train on.
-fn drawn(config: &PartsConfig, samples: &Arc<[u32]>, env: usize) -> Result<Arc<[u32]>> {
-    let &PartsConfig { train_share: share, bootstrap, seed, .. } = config;
+/// The samples that the env with number `env` draws from those that it may train on.
+fn drawn(draw: &SampleDraw, samples: &Arc<[u32]>, seed: u64, env: usize) -> Result<Arc<[u32]>> {
+    let &SampleDraw { share, bootstrap } = draw;
     if !(share > 0.0 && share <= 1.0) {
         let remedy = "0.5 trains each env on half of its training samples";
         return wrong("train_share", "above 0 and at most 1".into(), share.to_string(), remedy);
     }
-    if share == 1.0 && !bootstrap {
+    if *draw == SampleDraw::ALL {
         return Ok(samples.clone());
     }
-    let count = (samples.len() as f64 * share).round() as usize;
+    let count = draw.len_of(samples.len());
     if count == 0 {
         let expected = format!("a share that leaves at least one of {} samples", samples.len());
         return wrong("train_share", expected, share.to_string(), "use a larger share");

@@ -16,7 +16,9 @@ use meristem_data::{
 use meristem_device::DeviceId;
 
 use common::files::*;
-use common::{cpu, epoch_of, own_options_are_those_of_all, read_split};
+use common::{
+    cpu, epoch_of, own_options_are_those_of_all, own_samples_are_those_of_all, read_split,
+};
 
 /// D1: one copy, shared; freed and counted by `clear`; a failed load leaves nothing.
 #[test]
@@ -239,6 +241,7 @@ fn every_residency_serves_the_same_bits() {
         let device = cpu(2);
         let dataset = cache::load(&device, &spec, Split::Train, residency).unwrap();
         own_options_are_those_of_all(&device, &dataset);
+        own_samples_are_those_of_all(&device, &dataset);
     }
     cache::clear(|key| key.source == Source::Folder && key.root == canonical(&folder));
 }

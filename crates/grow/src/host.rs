@@ -2,7 +2,7 @@
 
 mod widen;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use meristem_nn::graph::{Dims, Graph};
@@ -10,7 +10,7 @@ use meristem_nn::graph::{Dims, Graph};
 pub use self::widen::WidthChange;
 use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, grown_graph};
 use crate::lifecycle::{
     AlphaController, AlphaTarget, Curve, Gate, GateInputs, GateReport, Germination, LifecycleError,
@@ -239,6 +239,13 @@ impl Host {
     /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
     pub fn size_with(&self, index: usize, blueprint: usize) -> Result<NetworkSize> {
         self.slot(index)?;
+        let mut slots = self.slots.clone();
+        slots[index].module = Some(self.gated(blueprint)?);
+        NetworkSize::largest(&self.spec, &self.image, &slots)
+    }
+
+    /// A new module with a gate.
+    fn gated(&self, blueprint: usize) -> Result<Module, LifecycleError> {
         let germination = Germination {
             blueprint,
             style: Style::LinearGate,
@@ -246,10 +253,29 @@ impl Host {
             alpha_target: AlphaTarget::Full,
             score_pp: None,
         };
-        let mut slots = self.slots.clone();
-        let blueprint = self.blueprint(blueprint)?;
-        slots[index].module = Some(Module::germinated(blueprint, self.rules.birth, germination));
-        NetworkSize::largest(&self.spec, &self.image, &slots)
+        Ok(Module::germinated(self.blueprint(blueprint)?, self.rules.birth, germination))
+    }
+
+    /// Names of the parameters of the host and of all modules that may grow in its slots.
+    ///
+    /// # Errors
+    /// The errors of [`Host::graph`].
+    pub fn possible_parameters(&self) -> Result<BTreeSet<String>> {
+        let mut names = BTreeSet::new();
+        let mut add = |slots: &[Slot]| {
+            let graph = grown_graph(&self.spec, &self.image, slots, &Optimisers::default())?;
+            names.extend(graph.params.into_iter().map(|param| param.name));
+            Ok::<_, Error>(())
+        };
+        add(&self.slots)?;
+        for blueprint in 0..self.blueprints.len() {
+            let mut slots = self.slots.clone();
+            for slot in &mut slots {
+                (slot.stage, slot.module) = (Stage::Fossilized, Some(self.gated(blueprint)?));
+            }
+            add(&slots)?;
+        }
+        Ok(names)
     }
 
     fn blueprint(&self, index: usize) -> Result<Arc<Blueprint>, LifecycleError> {

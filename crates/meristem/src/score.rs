@@ -32,16 +32,20 @@ pub(crate) fn figure(kind: ScoreKind, score: f64) -> String {
     }
 }
 
-/// Mean and standard deviation over the held-out folds, such as `81.2 ± 1.3 %`.
-pub(crate) fn spread(kind: ScoreKind, folds: &FoldSummary) -> String {
-    let FoldSummary { control_score_mean: mean, control_score_std: std, .. } = folds;
-    let [mean, std] = [mean, std].map(|score| figure(kind, *score));
-    format!("{mean} ± {std}{}", unit(kind))
+/// A mean and what it may be off by, such as `81.2 ± 1.3 %`.
+pub(crate) fn spread(kind: ScoreKind, mean: f64, deviation: f64) -> String {
+    let [mean, deviation] = [mean, deviation].map(|score| figure(kind, score));
+    format!("{mean} ± {deviation}{}", unit(kind))
+}
+
+/// Mean and standard deviation over the held-out folds.
+pub(crate) fn over_folds(kind: ScoreKind, folds: &FoldSummary) -> String {
+    spread(kind, folds.control_score_mean, folds.control_score_std)
 }
 
 /// Line about the held-out folds.
 pub(crate) fn folds(kind: ScoreKind, folds: &FoldSummary) -> String {
-    let spread = spread(kind, folds);
+    let spread = over_folds(kind, folds);
     format!("{} folds held out: {kind} {spread} (mean ± standard deviation)", folds.count)
 }
 

@@ -26,8 +26,8 @@ const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 const REFRESH: u64 = 32;
 
 /// A rank and the stream of its tensors.
-struct Rank {
-    comm: Communicator,
+pub(crate) struct Rank {
+    pub(crate) comm: Communicator,
     stream: Stream,
 }
 
@@ -170,7 +170,7 @@ impl Drop for Membership {
     }
 }
 
-fn reduction(mean: bool) -> Reduction {
+pub(crate) fn reduction(mean: bool) -> Reduction {
     if mean { Reduction::Mean } else { Reduction::Sum }
 }
 
@@ -191,7 +191,7 @@ impl Membership {
     }
 
     /// Takes the rank for a call, and marks the membership as busy.
-    fn take(&self) -> Result<Rank, Failure> {
+    pub(crate) fn take(&self) -> Result<Rank, Failure> {
         check_process()?;
         let mut state = self.lock();
         match std::mem::replace(&mut *state, RankState::Busy) {
@@ -210,7 +210,7 @@ impl Membership {
     }
 
     /// Copies a tensor to the engine, calls `work`, and copies the tensor back on success.
-    fn in_place(
+    pub(crate) fn in_place(
         &self,
         py: Python<'_>,
         given: &Bound<'_, PyAny>,
@@ -225,7 +225,7 @@ impl Membership {
     }
 
     /// Copies a tensor to the engine, and calls `work` with it. Returns the borrowed original, too.
-    fn with_tensor<T: Send + 'static>(
+    pub(crate) fn with_tensor<T: Send + 'static>(
         &self,
         py: Python<'_>,
         given: &Bound<'_, PyAny>,
@@ -254,7 +254,7 @@ impl Membership {
     /// Makes a collective call without the GIL, and puts the rank back. Python handles Ctrl-C on
     /// the main thread only. There a helper thread makes the call, while the main thread checks for
     /// Ctrl-C. After Ctrl-C this rank leaves the group as soon as the call ends.
-    fn work<T: Send + 'static>(
+    pub(crate) fn work<T: Send + 'static>(
         &self,
         py: Python<'_>,
         mut rank: Rank,
@@ -316,6 +316,24 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     Ok(threading.call_method0("current_thread")?.is(&main))
 }
 
+/// Treatment of what a rank did not send.
+pub(crate) fn feedback(residual: bool, momentum: Option<f64>) -> Result<FeedbackMode, Failure> {
+    let wrong = |message: String, remedy: &str| Failure::usage(Kind::Argument, message, remedy);
+    match (momentum, residual) {
+        (Some(factor), true) if (0.0..1.0).contains(&factor) => Ok(FeedbackMode::Momentum(factor)),
+        (Some(factor), true) => {
+            let message = format!("`momentum`: got {factor}, expected 0 or more, below 1");
+            Err(wrong(message, "leave it out for sums without momentum correction"))
+        }
+        (Some(_), false) => {
+            let message = "`momentum`: got one, expected none with `residual=False`".to_owned();
+            Err(wrong(message, "leave out `residual`: momentum correction needs it"))
+        }
+        (None, true) => Ok(FeedbackMode::Residual),
+        (None, false) => Ok(FeedbackMode::Nothing),
+    }
+}
+
 /// Options of a sum of the largest elements.
 #[derive(Clone, FromPyObject)]
 #[pyo3(from_item_all)]
@@ -359,19 +377,7 @@ impl Options {
                 return Err(wrong(message, "give one of the three"));
             }
         };
-        let keep = match (momentum, residual) {
-            (Some(factor), true) if (0.0..1.0).contains(&factor) => FeedbackMode::Momentum(factor),
-            (Some(factor), true) => {
-                let message = format!("`momentum`: got {factor}, expected 0 or more, below 1");
-                return Err(wrong(message, "leave it out for sums without momentum correction"));
-            }
-            (Some(_), false) => {
-                let message = "`momentum`: got one, expected none with `residual=False`".to_owned();
-                return Err(wrong(message, "leave out `residual`: momentum correction needs it"));
-            }
-            (None, true) => FeedbackMode::Residual,
-            (None, false) => FeedbackMode::Nothing,
-        };
+        let keep = feedback(residual, momentum)?;
         Ok(CheckedOptions { density, k, sparse, keep, reduction: reduction(mean) })
     }
 }

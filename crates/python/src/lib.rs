@@ -32,6 +32,7 @@ mod data;
 mod dlpack;
 mod env;
 mod errors;
+mod exchange;
 mod fleet;
 mod growth;
 mod hosts;
@@ -55,6 +56,8 @@ mod _meristem {
     #[pymodule_export]
     use super::dlpack::Array;
     #[pymodule_export]
+    use super::exchange::{Int8, Outer};
+    #[pymodule_export]
     use super::fleet::FleetSession;
     #[pymodule_export]
     use super::growth::growth_bench;
@@ -64,7 +67,8 @@ mod _meristem {
     use super::learners::LearnerLoop;
     #[pymodule_export]
     use super::runs::{
-        ensemble, losers, read_events, read_run, replay, resolved, resume, train, verify,
+        ensemble, losers, over_seeds, read_events, read_run, replay, resolved, resume, train,
+        verify,
     };
     #[pymodule_export]
     use super::weights::{decode_weights, encode_weights, host_json};

@@ -14,7 +14,7 @@ use meristem_train::external::{Custom, Searcher};
 use meristem_train::reading::{EventTail, Reached, Run};
 use meristem_train::study::StudyObserver;
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
-use pyo3::exceptions::PyUserWarning;
+use pyo3::exceptions::{PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -224,6 +224,14 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     let over_seeds = summary.as_ref().map(Summary::over_seeds).unwrap_or_default();
     read.set_item("over_seeds", to_python(py, &over_seeds)?)?;
     Ok(read.into_any().unbind())
+}
+
+/// Members over their seeds, of the contents of a `summary.json`.
+#[pyfunction]
+pub(crate) fn over_seeds(py: Python<'_>, summary: &str) -> PyResult<Py<PyAny>> {
+    let read = serde_json::from_str::<Summary>(summary);
+    let summary = read.map_err(|error| PyValueError::new_err(error.to_string()))?;
+    to_python(py, &summary.over_seeds())
 }
 
 /// Options of an ensemble.

@@ -162,6 +162,100 @@ def test_unsent_elements_are_added_to_the_next_sum(method):
     np.testing.assert_allclose(one + kept_one + kept_other, whole, atol=1e-4)
 
 
+def test_eight_bits_sum_with_error_feedback():
+    steps, length = 5, 1000
+
+    def work(comm):
+        coarse, mean = comm.int8(), comm.int8(mean=True)
+        assert coarse.residual is None
+        results = []
+        for step in range(steps):
+            x = noise(10 * step + comm.rank, length)
+            coarse.all_reduce(x)
+            results.append(x)
+        before = comm.traffic.sent_bytes
+        y = noise(comm.rank, length)
+        mean.all_reduce(y)
+        return results, coarse.residual, y, comm.traffic.sent_bytes - before
+
+    ranks = Comm.run(3, work)
+    for one, other in zip(ranks[0][0], ranks[2][0], strict=True):
+        assert one.tobytes() == other.tobytes()
+    # Nothing is lost: what was not in the sums is in the residuals. Sums of 15 numbers below 5 round
+    # in f32 by less than 15 · 2 · 75 · 2^-24 = 1.4e-4.
+    given = sum(noise(10 * step + rank, length).astype(float) for step in range(steps) for rank in range(3))
+    kept = sum(np.stack(results).astype(float).sum(axis=0) for results, *_ in ranks[:1])
+    residuals = sum(residual.astype(float) for _, residual, *_ in ranks)
+    np.testing.assert_allclose(kept + residuals, given, atol=1.4e-4)
+    assert np.abs(residuals).max() > 1e-3
+    # Three values and a sum of three are rounded by half a scale each: m / 254 with m below 5 and 15.
+    mean = sum(noise(rank, length).astype(float) for rank in range(3)) / 3
+    assert 0 < np.abs(ranks[0][2] - mean).max() < (3 * 5 + 15) / 254 / 3
+    # Two ranks send the third their codes of its share, and it sends them its sums: four bytes for each
+    # element, and a scale of four bytes for every 256. In f32 it would be 16,000.
+    assert sum(sent for *_, sent in ranks) == 4 * length + 4 * 4 * 4
+
+
+def test_an_outer_step_is_nesterovs_of_the_mean_difference():
+    start = np.linspace(-1, 1, 12).reshape(3, 4)
+
+    def trained(rank, round, weights):
+        return weights - 0.1 * (rank + 1) * (round + 1)
+
+    def work(comm, **options):
+        outer = comm.outer_step(**options)
+        weights = start.copy()
+        outer.begin(weights)
+        for round in range(3):
+            weights[:] = trained(comm.rank, round, weights)
+            outer.step(weights)
+        return weights
+
+    for lr, momentum in [(0.7, 0.9), (1.0, 0.0)]:
+        one, other = Comm.run(2, lambda comm, own=(lr, momentum): work(comm, lr=own[0], momentum=own[1]))
+        theta, velocity = start, np.zeros_like(start)
+        for round in range(3):
+            delta = sum(theta - trained(rank, round, theta) for rank in range(2)) / 2
+            velocity = momentum * velocity + delta
+            theta = theta - lr * (delta + momentum * velocity)
+        assert one.tobytes() == other.tobytes()
+        np.testing.assert_allclose(one, theta, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", ["int8", "topk", "gtopk", "ok-topk"])
+def test_outer_steps_with_less_traffic_are_the_same_everywhere(method):
+    def work(comm):
+        outer = comm.outer_step(method=method, density=0.25)
+        weights = np.zeros(512, np.float32)
+        outer.begin(weights)
+        for round in range(3):
+            weights += noise(round * 2 + comm.rank, 512)
+            outer.step(weights)
+        return weights
+
+    one, other = Comm.run(2, work)
+    assert one.tobytes() == other.tobytes() and np.count_nonzero(one) > 100
+
+
+def test_wrong_outer_steps_and_sums_are_named():
+    [comm] = Comm.threads(1)
+    with pytest.raises(errors.StateError, match="before `begin`"):
+        comm.outer_step().step(np.zeros(3))
+    for options, text in [
+        ({"method": "dens"}, "got `dens`"),
+        ({"lr": "fast"}, "`lr`"),
+    ]:
+        with pytest.raises(errors.ArgumentError, match=text):
+            Comm.threads(1)[0].outer_step(**options)
+    for options, text in [({"lr": 0.0}, "lr"), ({"momentum": 1.0}, "momentum")]:
+        with pytest.raises(errors.ArgumentError, match=text):
+            Comm.threads(1)[0].outer_step(**options).begin(np.zeros(3))
+    with pytest.raises(errors.ArgumentError, match="`momentum`"):
+        Comm.threads(1)[0].int8(momentum=1.0)
+    with pytest.raises(errors.ArgumentError, match="f32"):
+        Comm.threads(1)[0].int8().all_reduce(np.zeros(3))
+
+
 def test_the_largest_elements_of_all_ranks_are_gathered():
     def work(comm):
         x = np.array([[0, 5, -7], [comm.rank, 1, 2]], np.float64)

@@ -28,6 +28,7 @@ def one_run(**settings):
 
 def assert_equal(parts, run):
     assert parts.leaderboard == run.leaderboard
+    assert parts.over_seeds == run.over_seeds
     for env in range(len(run.summary["envs"])):
         assert parts.weights(env) == run.weights(env).read_bytes(), env
 
@@ -48,6 +49,48 @@ def test_processes_and_members_with_several_envs():
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
         parts = meristem.sweep(SPACE, executor=executor, **settings)
     assert_equal(parts, run)
+
+
+def test_members_over_their_seeds():
+    members = {"seed": [1, 2, 3], "train_share": [0.3, 1.0], "controller": ["none", "heuristic"]}
+    settings = {**SETTINGS, "members": members, "host": "mlp:8", "scheduler": "halving:2"}
+    del settings["samples"]
+    run = meristem.sweep(**settings)
+    with ThreadPoolExecutor(2) as executor:
+        parts = meristem.sweep(executor=executor, fleets=5, **settings)
+    assert_equal(parts, run)
+    assert [len(place["envs"]) for place in run.over_seeds] == [3, 3, 3, 3]
+    few, all_samples = sorted({env["part"]["train_samples"] for env in run.summary["envs"]})
+    assert few == round(0.3 * all_samples)
+
+
+class Suggests(meristem.Searcher):
+    """Settings that differ in controller and part of the data."""
+
+    MEMBERS = (
+        {"lr": 0.1, "train_share": 0.5},
+        {"lr": 0.1, "bootstrap": True, "controller": "random"},
+        {"lr": 0.05, "train_share": 0.2, "bootstrap": True, "controller": "heuristic"},
+        {"lr": 0.1},
+    )
+
+    def suggest(self, member):
+        return self.MEMBERS[member]
+
+
+def test_a_program_chooses_controllers_and_parts_of_the_data():
+    settings = {
+        "dataset": "mnist1d", "host": "conv1d:4,4", "controller": "none", "control_split": 0.2,
+        "steps": 4, "max_batches": 3, "batch": 32,
+    }
+    given = meristem.train(members=list(Suggests.MEMBERS), **settings)
+    for places in [None, 2]:
+        run = meristem.sweep(search=Suggests(), samples=4, places=places, **settings)
+        for env, part in enumerate(run.summary["envs"]):
+            assert run.weights(env).read_bytes() == given.weights(env).read_bytes(), env
+            assert part["part"] == given.summary["envs"][env]["part"]
+    again = meristem.replay(run, 2)
+    assert again.weights(0).read_bytes() == given.weights(2).read_bytes()
 
 
 class LosesTasks(ThreadPoolExecutor):

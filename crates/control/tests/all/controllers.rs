@@ -1,6 +1,11 @@
 //! The random controller and the script controller.
 
-use meristem_control::{Action, ActionOp, Controller, Error, RandomController, Script, legal};
+use std::sync::Arc;
+
+use meristem_control::{
+    Action, ActionOp, Controller, EnvController, EnvControllers, Error, Heuristic, HeuristicConfig,
+    RandomController, Script, legal,
+};
 use meristem_grow::{AlphaTarget, Curve, Speed, Stage, Style, Tempo};
 
 use crate::common::{FakeEnv, quick, tiny, worth};
@@ -39,6 +44,64 @@ fn random_depends_on_seed_and_env_and_resumes() {
 
 fn script(text: &str) -> Result<Script, Error> {
     Script::parse("fixed:test.jsonl", text, &tiny(2, quick()))
+}
+
+/// Each env acts as under its controller alone, and the memory of all kinds is restored.
+#[test]
+fn each_env_may_have_its_own_controller() {
+    let text = r#"{"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "norm"}"#;
+    let script = Arc::new(script(text).unwrap());
+    let quickly = HeuristicConfig { plateau_steps: 2, ..HeuristicConfig::default() };
+    let own = || {
+        [
+            EnvController::None,
+            EnvController::Random(7),
+            EnvController::Heuristic(Box::new(quickly)),
+            EnvController::Script(script.clone()),
+        ]
+    };
+    let alone = |env: usize| -> Box<dyn Controller> {
+        match env {
+            0 => Box::new(Heuristic::default()),
+            1 => Box::new(EnvControllers::new("none", EnvController::None)),
+            2 => Box::new(RandomController::new(7)),
+            3 => Box::new(Heuristic::new(quickly)),
+            _ => Box::new((*script).clone()),
+        }
+    };
+    let new = || {
+        let usual = EnvController::Heuristic(Box::default());
+        let mut all = EnvControllers::new("heuristic", usual);
+        own().into_iter().zip(1..).for_each(|(own, env)| all.set_env(env, own));
+        all
+    };
+    let mut all = new();
+    for env in 0..5 {
+        assert_eq!(run(&mut all, env, 40), run(&mut *alone(env), env, 40), "env {env}");
+    }
+    all.roll_back(4, None, 0.0).unwrap();
+    let mut restored = new();
+    restored.restore(&all.save().unwrap()).unwrap();
+    assert_eq!(restored.save().unwrap(), all.save().unwrap());
+    for env in 0..5 {
+        assert_eq!(run(&mut restored, env, 40), run(&mut all, env, 40), "env {env}");
+    }
+}
+
+/// With one kind of controllers the state is the one of this kind, as runs wrote it before envs had
+/// controllers of their own.
+#[test]
+fn the_state_of_one_kind_is_the_usual_one() {
+    let mut heuristic = Heuristic::default();
+    run(&mut heuristic, 1, 30);
+    let state = heuristic.save().unwrap();
+    let mut all = EnvControllers::new("heuristic", EnvController::Heuristic(Box::default()));
+    all.set_env(0, EnvController::None);
+    all.restore(&state).unwrap();
+    assert_eq!(all.save().unwrap(), state);
+    assert_eq!(run(&mut all, 1, 30), run(&mut heuristic, 1, 30));
+    all.set_env(0, EnvController::Random(1));
+    assert_ne!(all.save().unwrap(), heuristic.save().unwrap());
 }
 
 #[test]

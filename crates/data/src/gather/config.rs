@@ -159,16 +159,23 @@ pub(super) fn check_config(
         return wrong("ring_depth", "at least 2".into(), ring_depth.to_string(), remedy);
     }
     let len = datasets[0].len();
-    let outside = |index: &&u32| **index as usize >= len;
-    if let Some(index) = subset.distinct().iter().find_map(|subset| subset.iter().find(outside)) {
-        let expected = format!("indices below {len}, the number of samples");
-        let argument = if let Subset::PerEnv(_) = subset { "parts" } else { "subset" };
-        return wrong(argument, expected, index.to_string(), "split the dataset that is served");
-    }
+    let argument = if let Subset::PerEnv(_) = subset { "parts" } else { "subset" };
+    subset.distinct().iter().try_for_each(|indices| check_indices(argument, indices, len))?;
     let own = config.own.iter().flatten().map(|own| &own.augment);
     let mut all = own.chain([augment]);
     all.try_for_each(|augment| augment.check(datasets[0].info().kind, datasets[0].shape()))?;
     normalization.as_ref().map_or(Ok(()), |given| check_normalization(given, datasets))
+}
+
+/// Checks that a dataset of `len` samples has all `indices`.
+pub(super) fn check_indices(argument: &'static str, indices: &[u32], len: usize) -> Result<()> {
+    match indices.iter().find(|index| **index as usize >= len) {
+        None => Ok(()),
+        Some(index) => {
+            let expected = format!("indices below {len}, the number of samples");
+            wrong(argument, expected, index.to_string(), "split the dataset that is served")
+        }
+    }
 }
 
 fn check_normalization(given: &Normalization, datasets: &[Arc<Dataset>]) -> Result<()> {

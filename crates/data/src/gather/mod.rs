@@ -15,7 +15,7 @@ use std::sync::Arc;
 use meristem_device::{DType, Device, Expect, Launches, Stream, Tensor};
 
 pub use self::config::{EnvGather, GatherConfig};
-use self::config::{check_config, check_datasets, wrong};
+use self::config::{check_config, check_datasets, check_indices, wrong};
 use self::gpu::GpuGather;
 use self::kernel::{Drawing, GatherKernel, SampleStorage};
 use self::permutation::{Permutation, Permutations};
@@ -78,6 +78,8 @@ pub struct GatherBatches {
     /// Whether an epoch is in progress.
     is_started: bool,
     batch: usize,
+    /// Number of samples in the dataset.
+    samples: usize,
 }
 
 impl GatherBatches {
@@ -144,10 +146,7 @@ impl GatherBatches {
                 storage,
                 constants: gpu::constants(stream, storage, &constants)?,
                 targets: dataset.targets().on(stream)?,
-                epochs: [
-                    permutations[device].epoch_of(permutation, &sets[0])?,
-                    permutations[device].epoch_of(permutation, &sets[1])?,
-                ],
+                epochs: permutations[device].epochs_of(permutation, &sets)?,
                 permutations: sets,
                 epoch: 0,
                 ring: Ring::new(stream, (shape, targets), capacity, config.ring_depth),
@@ -158,8 +157,19 @@ impl GatherBatches {
         let kernel = Arc::new(GatherKernel::new(forms, &constants));
         let gpu = GpuGather::new(forms, &constants);
         let (selected, is_started, batch) = (vec![], false, 0);
-        let mut gather =
-            Self { order, kernel, gpu, permutations, first_env, envs, selected, is_started, batch };
+        let samples = datasets[0].len();
+        let mut gather = Self {
+            order,
+            kernel,
+            gpu,
+            permutations,
+            first_env,
+            envs,
+            selected,
+            is_started,
+            batch,
+            samples,
+        };
         let selected = config.selected.as_ref();
         gather.select(|env| selected.is_none_or(|selected| selected.contains(&env)))?;
         Ok(gather)
@@ -179,6 +189,41 @@ impl GatherBatches {
             return Ok(());
         }
         self.order.set(env, own.order())?;
+        self.resize(env)
+    }
+
+    /// Gives other samples to an env, as indices of the dataset, from the next
+    /// [`Self::start_epoch`] on. `env` is one of those that are served. Allocates its buffers and
+    /// the permutations of its device again.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an index that the dataset does not have, and with
+    /// [`EpochMode::Dealt`](crate::order::EpochMode::Dealt), where envs share samples; out of
+    /// memory.
+    pub fn set_samples(&mut self, env: usize, samples: &Arc<[u32]>) -> Result<()> {
+        check_indices("parts", samples, self.samples)?;
+        let mut order = self.order.clone();
+        order.set_len(env, samples.len())?;
+        self.is_started = false;
+        let device = self.envs[env - self.first_env].device;
+        let permutations = &mut self.permutations[device];
+        permutations.set(order.permutation_of(env), samples, &order)?;
+        self.order = order;
+        for (number, served) in (self.first_env..).zip(&mut self.envs) {
+            if served.device == device {
+                let permutation = self.order.permutation_of(number);
+                let sets = permutations.on(&served.stream)?;
+                served.first = permutations.start_of(permutation);
+                served.epochs = permutations.epochs_of(permutation, &sets)?;
+                served.permutations = sets;
+            }
+        }
+        self.resize(env)
+    }
+
+    /// Allocates the buffers of an env for batches of its size.
+    fn resize(&mut self, env: usize) -> Result<()> {
+        let served = &mut self.envs[env - self.first_env];
         let capacity = self.order.part_max(env);
         if let EnvSamples::Staged(stage) = &mut served.samples {
             stage.resize(&served.stream, capacity)?;

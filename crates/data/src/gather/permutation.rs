@@ -29,6 +29,7 @@ impl AsRef<[u8]> for Indices {
 }
 
 /// One permutation of an epoch.
+#[derive(Clone)]
 pub(super) struct Permutation {
     /// Its number in the [`EpochOrder`].
     pub(super) number: usize,
@@ -61,7 +62,16 @@ impl Permutations {
         permutations: Vec<Permutation>,
         order: &EpochOrder,
     ) -> Result<Self> {
-        let stream = device.stream("order");
+        let selected = vec![true; permutations.len()];
+        Self::on_stream(device.stream("order"), permutations, selected, order)
+    }
+
+    fn on_stream(
+        stream: Stream,
+        permutations: Vec<Permutation>,
+        selected: Vec<bool>,
+        order: &EpochOrder,
+    ) -> Result<Self> {
         let mut len = 0;
         let place = |permutation: Permutation| {
             let start = len;
@@ -69,12 +79,31 @@ impl Permutations {
             (permutation, start..len)
         };
         let permutations: Vec<_> = permutations.into_iter().map(place).collect();
-        let selected = vec![true; permutations.len()];
         let words = len + EPOCH_WORDS * permutations.len();
         let tensor = || Tensor::empty(&stream, [words], DType::U32, Owner::Batches);
         let tensors = [tensor()?, tensor()?];
         let (indices, turn) = (Default::default(), 0);
         Ok(Self { stream, permutations, selected, len, tensors, indices, turn })
+    }
+
+    /// Gives other samples to the permutation with this number in the [`EpochOrder`], and allocates
+    /// all tensors again.
+    ///
+    /// # Errors
+    /// Out of memory; nothing is changed then.
+    pub(super) fn set(
+        &mut self,
+        number: usize,
+        samples: &Arc<[u32]>,
+        order: &EpochOrder,
+    ) -> Result<()> {
+        let place = self.place_of(number);
+        let mut permutations: Vec<Permutation> =
+            self.permutations.iter().map(|(permutation, _)| permutation.clone()).collect();
+        permutations[place].subset = Some(samples.clone());
+        let selected = self.selected.clone();
+        *self = Self::on_stream(self.stream.clone(), permutations, selected, order)?;
+        Ok(())
     }
 
     /// Draws only some permutations from the next epoch on, selected by their number in the
@@ -100,9 +129,11 @@ impl Permutations {
         Ok([self.tensors[0].on(stream)?, self.tensors[1].on(stream)?])
     }
 
-    /// A view of the words of a permutation's epoch in `tensor`, a result of [`Self::on`].
-    pub(super) fn epoch_of(&self, number: usize, tensor: &Tensor) -> Result<Tensor> {
-        Ok(tensor.view(self.len + EPOCH_WORDS * self.place_of(number), [EPOCH_WORDS])?)
+    /// Views of the words of a permutation's epoch in `tensors`, a result of [`Self::on`].
+    pub(super) fn epochs_of(&self, number: usize, tensors: &[Tensor; 2]) -> Result<[Tensor; 2]> {
+        let start = self.len + EPOCH_WORDS * self.place_of(number);
+        let view = |tensor: &Tensor| tensor.view(start, [EPOCH_WORDS]);
+        Ok([view(&tensors[0])?, view(&tensors[1])?])
     }
 
     /// Draws the permutations of an epoch, which `epochs` has for each by number, maps each through

@@ -10,7 +10,8 @@ use meristem_device::{Device, DeviceId, DeviceOptions, ScopePolicy, Stream};
 use proptest::prelude::*;
 
 use crate::common::{
-    Image, batch_of, epoch_of, own_epochs_are_those_of_all, own_options_are_those_of_all, rest_of,
+    Image, batch_of, epoch_of, own_epochs_are_those_of_all, own_options_are_those_of_all,
+    own_samples_are_those_of_all, rest_of,
 };
 use crate::gather::{Case, any_case};
 use crate::target_batches::any_target_case;
@@ -193,6 +194,7 @@ fn each_env_may_have_its_own_epoch() {
     let (device, dataset) = toy.dataset_on(open(DeviceId::Cuda(0)));
     own_epochs_are_those_of_all(&device, &dataset);
     own_options_are_those_of_all(&device, &dataset);
+    own_samples_are_those_of_all(&device, &dataset);
 }
 
 /// A gathered batch has separate memory per env, although batches of a ring reuse it in turn.

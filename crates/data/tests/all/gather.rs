@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 use crate::common::{
     Image, Toy, batch_of, epoch_of, own_epochs_are_those_of_all, own_options_are_those_of_all,
-    slow_image,
+    own_samples_are_those_of_all, slow_image,
 };
 
 fn cpus(envs: usize) -> Vec<DeviceId> {
@@ -296,6 +296,19 @@ fn each_env_may_have_its_own_options() {
     assert!(error.contains("`own`"), "{error}");
     let wide = Augment { cutout: 5, ..augment };
     assert!(gather.set(0, EnvGather { batch: 4, seed: 0, augment: wide }).is_err());
+}
+
+/// Each env may have its own samples.
+#[test]
+fn each_env_may_have_its_own_samples() {
+    let toy = Toy { len: 23, channels: 3, height: 4, width: 4, threads: 2, floats: false };
+    let (device, dataset) = toy.dataset();
+    own_samples_are_those_of_all(&device, &dataset);
+    let streams = [device.stream("a"), device.stream("b")];
+    let dealt = GatherConfig::new(4, cpus(2));
+    let mut gather = GatherBatches::new(&dealt, &[dataset], &streams).unwrap();
+    let error = gather.set_samples(0, &[1].into()).unwrap_err().to_string();
+    assert!(error.contains("`parts`") && error.contains("epoch mode full"), "{error}");
 }
 
 /// A ring has memory only while its env is selected.

@@ -3,16 +3,22 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use meristem_data::parts::{EnvPart, Fold, HeldOut, PartTargets, Parts, PartsConfig, of_classes};
+use meristem_data::parts::{
+    EnvPart, Fold, HeldOut, PartTargets, Parts, PartsConfig, SampleDraw, of_classes,
+};
 use meristem_data::{Error, Subset};
 use proptest::prelude::*;
 
 /// Settings without an effect: every env trains on all samples.
 fn whole(seed: u64) -> PartsConfig {
     let held_out = HeldOut::Share(0.0);
-    let (classes, train_share, bootstrap) = (None, 1.0, false);
-    let numbers = None;
-    PartsConfig { classes, held_out, envs_per_fold: 1, train_share, bootstrap, numbers, seed }
+    let (classes, draws, numbers) = (None, vec![], None);
+    PartsConfig { classes, held_out, envs_per_fold: 1, draws, numbers, seed }
+}
+
+/// All envs draw this share of their samples, with replacement if `bootstrap`.
+fn draws(share: f64, bootstrap: bool) -> Vec<SampleDraw> {
+    vec![SampleDraw { share, bootstrap }]
 }
 
 fn folds(count: usize, seed: u64) -> PartsConfig {
@@ -90,8 +96,8 @@ proptest! {
         bootstrap in any::<bool>(), seed in any::<u64>()
     ) {
         let held_out = HeldOut::Share(held_out);
-        let config = PartsConfig { held_out, train_share: share, bootstrap, ..whole(seed) };
-        let all = PartsConfig { train_share: 1.0, bootstrap: false, ..config.clone() };
+        let config = PartsConfig { held_out, draws: draws(share, bootstrap), ..whole(seed) };
+        let all = PartsConfig { draws: vec![], ..config.clone() };
         let all = Parts::draw(&all, PartTargets::Other(len), 1).unwrap();
         let allowed: BTreeSet<u32> = all.envs()[0].train.iter().copied().collect();
         let count = (allowed.len() as f64 * share).round() as usize;
@@ -117,7 +123,7 @@ proptest! {
     /// The part of an env does not depend on the number of envs.
     #[test]
     fn further_envs_change_no_part(bootstrap in any::<bool>(), seed in any::<u64>()) {
-        let config = PartsConfig { train_share: 0.5, bootstrap, ..folds(3, seed) };
+        let config = PartsConfig { draws: draws(0.5, bootstrap), ..folds(3, seed) };
         let few = Parts::draw(&config, PartTargets::Other(50), 3).unwrap();
         let many = Parts::draw(&config, PartTargets::Other(50), 9).unwrap();
         prop_assert_eq!(few.envs(), &many.envs()[..3]);
@@ -129,12 +135,36 @@ proptest! {
 /// standard deviation of the number of those left out is √(n (e^−1 − 2 e^−2)) = 31; five of them.
 #[test]
 fn a_bootstrap_sample_leaves_out_a_third() {
-    let config = PartsConfig { bootstrap: true, ..whole(3) };
+    let config = PartsConfig { draws: draws(1.0, true), ..whole(3) };
     let parts = Parts::draw(&config, PartTargets::Other(10_000), 20).unwrap();
     for part in parts.envs() {
         let distinct: BTreeSet<&u32> = part.train.iter().collect();
         assert!((10_000 - distinct.len()).abs_diff(3_679) < 5 * 31, "{}", distinct.len());
     }
+}
+
+/// Env i has draw i modulo their number, and the part that it has if all envs draw so; it may draw
+/// again by another rule.
+#[test]
+fn envs_draw_by_rules_of_their_own() {
+    let rules = [(1.0, false), (0.3, false), (1.0, true)].map(|(of, again)| draws(of, again)[0]);
+    let of = |draws: &[SampleDraw]| PartsConfig { draws: draws.to_vec(), ..folds(2, 9) };
+    let targets = PartTargets::Other(50);
+    let mut mixed = Parts::draw(&of(&rules), targets, 6).unwrap();
+    let alike = rules.map(|rule| Parts::draw(&of(&[rule]), targets, 6).unwrap());
+    let check = |mixed: &Parts, rule: [usize; 6]| {
+        for (env, part) in mixed.envs().iter().enumerate() {
+            assert_eq!(*part, alike[rule[env]].envs()[env], "env {env}");
+        }
+    };
+    check(&mixed, [0, 1, 2, 0, 1, 2]);
+    mixed.draw_again(3, &rules[1]).unwrap();
+    mixed.draw_again(1, &rules[0]).unwrap();
+    check(&mixed, [0, 0, 2, 1, 1, 2]);
+    assert!(mixed.draw_again(0, &draws(0.001, false)[0]).is_err());
+    check(&mixed, [0, 0, 2, 1, 1, 2]);
+    let lens = rules.map(|rule| mixed.train_len(&rule));
+    assert_eq!(lens, [25, 8, 25]);
 }
 
 /// With blocks of envs every env of a block holds out the same fold.
@@ -167,14 +197,14 @@ fn pinned_parts() {
     ];
     assert_eq!(thirds, expected);
     let halves = [&[0, 1, 2, 6, 8][..], &[3, 4, 5, 7, 9]];
-    let shares = drawn(&PartsConfig { train_share: 0.6, ..folds(2, 42) }, &classes, 3);
+    let shares = drawn(&PartsConfig { draws: draws(0.6, false), ..folds(2, 42) }, &classes, 3);
     let expected = [
         part(0, &[3, 5, 7], halves[0]),
         part(1, &[0, 1, 6], halves[1]),
         part(0, &[4, 7, 9], halves[0]),
     ];
     assert_eq!(shares, expected);
-    let draws = drawn(&PartsConfig { bootstrap: true, ..folds(2, 42) }, &classes, 2);
+    let draws = drawn(&PartsConfig { draws: draws(1.0, true), ..folds(2, 42) }, &classes, 2);
     let expected = [part(0, &[4, 5, 5, 7, 9], halves[0]), part(1, &[2, 2, 2, 8, 8], halves[1])];
     assert_eq!(draws, expected);
     let numbers = Parts::draw(&folds(3, 7), PartTargets::Other(7), 3).unwrap();
@@ -219,7 +249,7 @@ fn wrong_parts_name_the_argument() {
     let ones = PartsConfig { classes: Some(vec![0, 1]), ..whole(0) };
     refused(&ones, classes, "`classes` must be classes with samples, such as 0, got 1");
     refused(&ones, PartTargets::Other(5), "`classes` must be none");
-    let share = |train_share| PartsConfig { train_share, ..whole(0) };
+    let share = |share| PartsConfig { draws: draws(share, false), ..whole(0) };
     refused(&share(0.09), classes, "`train_share` must be a share that leaves at least one of 5");
     for bad in [0.0, -0.5, 1.5, f64::NAN] {
         refused(&share(bad), classes, "`train_share` must be above 0 and at most 1");
@@ -240,7 +270,8 @@ fn listed_folds_are_the_parts() {
     assert_eq!(found[2], found[0]);
 
     // The other settings apply to the listed samples.
-    let share = PartsConfig { train_share: 0.5, envs_per_fold: 2, ..config.clone() };
+    let halves = draws(0.5, false);
+    let share = PartsConfig { draws: halves, envs_per_fold: 2, ..config.clone() };
     let found = drawn(&share, &classes, 4);
     assert_eq!(found.iter().map(|part| part.fold.unwrap()).collect::<Vec<_>>(), [0, 0, 1, 1]);
     assert!(found.iter().zip([2, 2, 1, 1]).all(|(part, len)| part.train.len() == len));

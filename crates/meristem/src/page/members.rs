@@ -1,9 +1,11 @@
 //! Part of a page about the members of a run: table, parallel coordinates, importance of settings,
 //! curves by rung, lineage of copies.
 
+use std::collections::BTreeSet;
+
 use meristem::train::EndReason;
 use meristem::train::reading::{MemberHistory, MembersHistory, Run};
-use meristem::train::statistics::{explained_share, groups};
+use meristem::train::statistics::{Spread, explained_share, groups};
 
 use super::chart;
 use super::html::Html;
@@ -18,16 +20,26 @@ const GROUPS_MAX: usize = 6;
 /// Bins of the numbers of a setting, and least members of a bin on average.
 const BINS: [usize; 2] = [5, 3];
 
+/// The members of a run with their numbers, by their last control score, best first; those that
+/// diverged, and those without a score, last.
+pub(crate) fn ranked(run: &Run) -> Vec<(usize, &MemberHistory)> {
+    let key = |member: &MemberHistory| match member.score() {
+        Some(score) if !diverged(member) => score,
+        _ => f64::NEG_INFINITY,
+    };
+    let mut ranked: Vec<(usize, &MemberHistory)> = run.history.members.all().collect();
+    ranked.sort_by(|(_, a), (_, b)| key(b).total_cmp(&key(a)));
+    ranked
+}
+
 /// The part; empty without members.
 pub(super) fn members(run: &Run) -> Html {
-    let members = &run.history.members;
-    let mut ranked: Vec<(usize, &MemberHistory)> = members.all().collect();
+    let (members, ranked) = (&run.history.members, ranked(run));
     if ranked.is_empty() {
         return Html::default();
     }
-    let key = |member: &MemberHistory| member.score().unwrap_or(f64::NEG_INFINITY);
-    ranked.sort_by(|(_, a), (_, b)| key(b).total_cmp(&key(a)));
     let mut body = table(run, &ranked);
+    body.push(over_seeds(run));
     body.push(parallel(run, &ranked));
     body.push(importance(run));
     body.push(rungs(run));
@@ -70,6 +82,54 @@ fn table(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
     }));
     let (trained, count) = (run.history.members.trained(), ranked.len());
     Html::table(&format!("Members; {trained} of {count} have not ended"), &rows)
+}
+
+/// Table of the members that differ only by their seed as one row each, best first: the last
+/// control scores of the envs of all seeds. Empty if no two members do.
+fn over_seeds(run: &Run) -> Html {
+    let (history, kind) = (&run.history, run.history.score_kind());
+    let mut groups: Vec<(String, BTreeSet<usize>, Vec<f64>)> = vec![];
+    for (env, of_env) in &history.envs {
+        let Some((member, number)) =
+            history.members.of_env(*env).zip(history.members.number_of_env(*env))
+        else {
+            continue;
+        };
+        let settings = member.values().filter(|(name, _)| *name != "seed");
+        let settings = settings.map(|(name, value)| format!("{name}={value}"));
+        let settings = settings.collect::<Vec<_>>().join("; ");
+        let last = of_env.control_score.points().last().map(|[_, score]| *score);
+        let score = last.filter(|score| score.is_finite());
+        match groups.iter_mut().find(|(known, ..)| *known == settings) {
+            Some((_, numbers, scores)) => {
+                numbers.insert(number);
+                scores.extend(score);
+            }
+            None => groups.push((settings, BTreeSet::from([number]), Vec::from_iter(score))),
+        }
+    }
+    // Equal settings without a seed are several envs of one member, or members that are alike.
+    let has_seeds = |number: &usize| {
+        let member = history.members.all().nth(*number);
+        member.is_some_and(|(_, member)| value(member, "seed").is_some())
+    };
+    if !groups.iter().any(|(_, numbers, _)| numbers.len() > 1 && numbers.iter().any(has_seeds)) {
+        return Html::default();
+    }
+    let mean = |scores: &[f64]| mean(scores.iter().copied()).unwrap_or(f64::NEG_INFINITY);
+    groups.sort_by(|(.., a), (.., b)| mean(b).total_cmp(&mean(a)));
+    let [score, interval] = [format!("control {kind}"), "95 % interval of the mean".into()];
+    let mut rows = vec![vec!["settings".into(), "seeds".into(), score, interval]];
+    rows.extend(groups.iter().take(ROWS_MAX).map(|(settings, numbers, scores)| {
+        let spread = Spread::from_values(scores);
+        let shown = |deviation: fn(&Spread) -> Option<f64>| {
+            let known = spread.and_then(|spread| Some((spread.mean, deviation(&spread)?)));
+            known.map_or("–".into(), |(mean, own)| score::spread(kind, mean, own))
+        };
+        let [deviation, interval] = [shown(|spread| spread.std), shown(|spread| spread.ci95)];
+        vec![settings.clone(), numbers.len().to_string(), deviation, interval]
+    }));
+    Html::table("Members over their seeds: mean and standard deviation over the envs", &rows)
 }
 
 /// Names of the settings that differ between members, in the order in which they first occur.

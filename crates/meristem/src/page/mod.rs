@@ -10,6 +10,7 @@ use meristem::train::reading::Curve;
 pub(crate) use self::html::Html;
 #[cfg(feature = "serve")]
 pub(crate) use self::html::STYLE;
+pub(crate) use self::members::ranked;
 pub(crate) use self::run::about;
 pub(crate) use self::runs::{age, comparison, differences, results, scores, side_by_side, skipped};
 use crate::plot::{Chart, Series, inline};

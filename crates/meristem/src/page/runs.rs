@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use meristem::train::reading::{Overview, Run, Settings, Skipped};
+use meristem::train::reading::{MemberHistory, Overview, Run, Settings, Skipped};
 
 use super::html::Html;
+use super::members::ranked;
 use super::{Part, chart, series};
 use crate::plain::{self, counted, duration, thousands};
 use crate::plot::{Chart, Series};
@@ -94,11 +95,34 @@ pub(crate) fn results(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
     if overviews().any(|run| run.folds.is_some()) {
         let spread = |run: &Overview| {
             let folds = run.folds.as_ref();
-            folds.map_or("–".into(), |folds| score::spread(run.task.score(), folds))
+            folds.map_or("–".into(), |folds| score::over_folds(run.task.score(), folds))
         };
         rows.insert(2, ("control over folds".into(), overviews().map(spread).collect()));
     }
+    rows.extend(best_members(runs));
     rows
+}
+
+/// Number of members of each run, and settings and score of the best; empty if none has members.
+fn best_members(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
+    let best: Vec<_> = runs.iter().map(|run| ranked(run).into_iter().next()).collect();
+    if best.iter().all(Option::is_none) {
+        return vec![];
+    }
+    let with = |figure: &dyn Fn(&Run, usize, &MemberHistory) -> String| {
+        let both = runs.iter().zip(&best);
+        let figures = both.map(|(run, best)| best.map_or("–".into(), |(n, m)| figure(run, n, m)));
+        figures.collect()
+    };
+    let score = |run: &Run, _: usize, member: &MemberHistory| {
+        score::named(run.history.score_kind(), member.score())
+    };
+    vec![
+        ("members".into(), with(&|run, _, _| run.history.members.all().len().to_string())),
+        ("best member".into(), with(&|_, number, _| number.to_string())),
+        ("its settings".into(), with(&|_, _, member| member.settings.clone())),
+        ("its control score".into(), with(&score)),
+    ]
 }
 
 /// Formats an age, such as `12 min`, `3 h` or `5 days`.

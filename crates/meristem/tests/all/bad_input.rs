@@ -105,8 +105,8 @@ fn arguments_without_effect_are_reported() {
                fixed:script.jsonl --lr-warmup 4";
     let said = m.ok(&format!("{run} --steps 3 --run-dir short"));
     for words in [
-        "warning: lines of the action script never act: 1, 2, 4; steps count from 0 to 2, envs \
-         from 0 to 0\n",
+        "warning: lines of the action script of controller fixed:script.jsonl never act: 1, 2, 4; \
+         steps count from 0 to 2, the envs with this controller are 0\n",
         "warning: --lr-warmup 4 is longer than the 3 steps of an episode",
     ] {
         assert!(said.stderr.contains(words), "{}", said.stderr);

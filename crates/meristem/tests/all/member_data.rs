@@ -1,4 +1,4 @@
-//! Members with their own seed, batch, augmentation and initial weights (P1).
+//! Members with their own seed, batch, augmentation, initial weights and part of the data (P1).
 
 use std::fs;
 
@@ -11,7 +11,7 @@ const RUN: &str = "train --dataset arrays --data-root images.safetensors --steps
                    --host cnn:channels=2 --quiet";
 
 /// Settings of the members, beside those of the run.
-const MEMBERS: [&[(&str, &str)]; 8] = [
+const MEMBERS: [&[(&str, &str)]; 11] = [
     &[],
     &[("batch", "50")],
     &[("augment", "crop,flip")],
@@ -20,6 +20,9 @@ const MEMBERS: [&[(&str, &str)]; 8] = [
     &[("seed", "7")],
     &[("seed", "8"), ("batch", "33"), ("augment", "flip")],
     &[("init", "w.safetensors"), ("batch", "501"), ("host", "cnn:channels=2")],
+    &[("train-share", "0.3")],
+    &[("bootstrap", "true")],
+    &[("train-share", "0.55"), ("bootstrap", "true"), ("batch", "50")],
 ];
 
 /// A project with images, weights to begin from, and the members in `members.json`.
@@ -59,14 +62,24 @@ fn each_env_trains_on_batches_of_its_own() {
             if has_control && settings.iter().any(|(key, _)| *key == "seed") {
                 continue;
             }
-            let flags = settings.iter().map(|(key, value)| format!("--{key} {value}"));
+            let flags = settings.iter().map(|(key, value)| match *key {
+                "bootstrap" => "--bootstrap".into(),
+                key => format!("--{key} {value}"),
+            });
             let flags = flags.collect::<Vec<_>>().join(" ");
             let alone = format!("{name}-{env}");
-            m.ok(&format!("{} {own} --envs 8 {flags} --run-dir {alone}", base(settings)));
+            m.ok(&format!("{} {own} --envs 11 {flags} --run-dir {alone}", base(settings)));
             assert_eq!(env_of(&outcome(&m, &alone), env), env_of(&fleet, env), "{alone}: {flags}");
         }
         let distinct: std::collections::BTreeSet<_> = fleet.weights.iter().collect();
-        assert_eq!(distinct.len(), 8, "{name}: envs differ");
+        assert_eq!(distinct.len(), 11, "{name}: envs differ");
+        let parts: Vec<u64> = fleet.envs.as_array().unwrap()[7..]
+            .iter()
+            .map(|env| env["part"]["train_samples"].as_u64().unwrap())
+            .collect();
+        let samples = parts[0] as f64;
+        let shares = [1.0, 0.3, 1.0, 0.55].map(|share| (share * samples).round() as u64);
+        assert_eq!(parts, shares, "{name}");
     }
 }
 
@@ -128,7 +141,8 @@ fn a_population_changes_batches_and_seeds() {
     let m = with_sweep("pbt:1", 5);
     let text = fs::read_to_string(m.path("sweep.toml")).unwrap();
     let more = "batch = { int = [16, 64] }\nseed = { int = [1, 1000] }\n\
-                augment = { choice = [\"none\", \"flip\"] }\n";
+                augment = { choice = [\"none\", \"flip\"] }\n\
+                train_share = { uniform = [0.3, 1] }\nbootstrap = { choice = [true, false] }\n";
     fs::write(m.path("sweep.toml"), text.replace("[space]\n", &format!("[space]\n{more}")))
         .unwrap();
     m.ok("sweep sweep.toml --quiet --run-dir run");
@@ -136,6 +150,20 @@ fn a_population_changes_batches_and_seeds() {
     is_resumed(&m, &whole);
     let events = m.events("run");
     let copied = events.iter().rfind(|event| event["event"] == "member_copied").unwrap();
+    // A copy keeps the seed and the part of the data of its origin.
+    let kept = |text: &str| {
+        let of_data = |own: &&str| {
+            let key = own.split('=').next().unwrap();
+            ["seed", "train_share", "bootstrap"].contains(&key)
+        };
+        text.split("; ").filter(of_data).map(String::from).collect::<Vec<_>>()
+    };
+    let begun = events[0]["members"].as_array().unwrap().iter();
+    let begun: Vec<_> = begun.map(|settings| kept(settings.as_str().unwrap())).collect();
+    for event in events.iter().filter(|event| event["event"] == "member_copied") {
+        let own = kept(event["settings"].as_str().unwrap());
+        assert!(own.len() == 3 && begun.contains(&own), "{event}");
+    }
     for member in [copied["member"].as_u64().unwrap() as usize, 0] {
         let name = format!("alone-{member}");
         m.ok(&format!("sweep replay run {member} --quiet --run-dir {name}"));
@@ -162,6 +190,8 @@ fn a_copy_trains_on_batches_of_its_own() {
         ("batch", "lr=0.1; batch=7", 72),
         ("seed", "lr=0.1; seed=7", 16),
         ("augment", "lr=0.1; augment=flip", 16),
+        ("share", "lr=0.1; train_share=0.5", 8),
+        ("bootstrap", "lr=0.1; bootstrap=true", 16),
     ] {
         let copied = run(name, settings);
         assert_eq!(copied.weights[0], usual[0], "{name}");
@@ -219,6 +249,12 @@ fn wrong_settings_are_errors_that_leave_no_folder() {
         ("--members host=mlp:8 --init w.safetensors", &["w.safetensors", "mlp:8"]),
         ("--members seed=1,2 --epoch dealt", &["`epoch`", "`seed` of members"]),
         ("--members batch=8,9 --preset quick", &["`epoch`", "full with `batch`"]),
+        ("--members train-share=0.5,1 --epoch dealt", &["`epoch`", "full with `train_share`"]),
+        ("--members train-share=0.5,2", &["`train-share`: got 2 in member 1"]),
+        ("--members train-share=0.5,0.0001", &["`train-share`", "at least one of 500 samples"]),
+        ("--members bootstrap=maybe", &["bootstrap=maybe"]),
+        ("--members folds=2,3", &["belongs to the run"]),
+        ("--members classes=0,1", &["belongs to the run"]),
     ] {
         m.fails(&format!("{RUN} --controller none --run-dir run {flags}"), 2, words);
         assert!(!m.path("run").exists(), "{flags}");

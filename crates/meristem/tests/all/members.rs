@@ -140,3 +140,85 @@ fn wrong_members_are_errors_that_leave_no_folder() {
     m.fails(learned, 2, &["`members`", "the same slots"]);
     assert!(!m.path("run").exists());
 }
+
+/// Patterns of parameter groups match a parameter of a network that has them, or may grow one.
+#[test]
+fn patterns_without_parameters_are_errors() {
+    let m = with_images();
+    let run = "train --dataset arrays --data-root images.safetensors --steps 1 --max-batches 1 \
+               --quiet --control-split 0.2";
+    for (nth, (flags, pattern)) in [
+        ("--controller none --param-groups *.biass:lr=0.1x", "*.biass"),
+        ("--controller none --param-groups *.bias:lr=0.1x;slots.r9.*:lr=0.1x", "slots.r9.*"),
+        ("--controller none --members host=minimal|mlp:8 --param-groups *.gate.9:lr=1", "*.gate.9"),
+        ("--controller none --members param-groups=*.bias:lr=1|x:lr=1", "got x in member 1"),
+        ("--host minimal --param-groups slots.*.layers.9.*:lr=1", "slots.*.layers.9.*"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let words = [pattern, "`param-groups`", "blocks.0.", "names of parameters, such as"];
+        m.fails(&format!("{run} {flags} --run-dir run-{nth}"), 2, &words);
+        assert!(!m.path(&format!("run-{nth}")).exists(), "{flags}");
+    }
+    for (nth, flags) in [
+        "--host minimal --controller heuristic --param-groups slots.*.gate.*:lr=1;*.bias:lr=1",
+        "--controller none --members host=minimal|mlp:8 --param-groups blocks.*:lr=1",
+        "--host minimal --controller none --param-groups slots.*:lr=1",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        m.ok(&format!("{run} {flags} --run-dir fits-{nth}"));
+    }
+}
+
+/// A comparison has the members of a run and the best of them, TensorBoard's series have the names
+/// of the members, and a report has the members over their seeds.
+#[test]
+fn comparisons_series_and_reports_name_the_members() {
+    let m = with_images();
+    let run = "train --dataset arrays --data-root images.safetensors --controller none --steps 3 \
+               --batch 32 --control-split 0.2 --quiet";
+    m.ok(&format!("{run} --members lr=0.00001,0.1 --members seed=1,2 --run-dir run --tensorboard"));
+    m.ok(&format!("{run} --run-dir plain"));
+    let said = m.ok("runs compare run plain").stdout;
+    let row = |name: &str| said.lines().find(|line| line.contains(name)).unwrap_or_default();
+    assert!(row("best member").contains('–'), "{said}");
+    assert!(row("its settings").contains("lr=0.1; seed="), "{said}");
+    assert!(row("its control score").contains('%'), "{said}");
+    assert!(!m.ok("runs compare plain plain").stdout.contains("member"));
+    let compared: serde_json::Value =
+        serde_json::from_str(&m.ok("runs compare run plain --json").stdout).unwrap();
+    let members = compared["members"][0].as_array().unwrap();
+    let summary = m.json("run/summary.json");
+    for member in members {
+        let env = &summary["envs"][member["number"].as_u64().unwrap() as usize];
+        assert_eq!(member["settings"], env["member"]);
+        assert_eq!(member["control_accuracy"], env["control_accuracy"]);
+        assert_eq!((&member["steps"], &member["ended"]), (&3.into(), &serde_json::Value::Null));
+    }
+    let scores: Vec<f64> =
+        members.iter().map(|member| member["control_accuracy"].as_f64().unwrap()).collect();
+    assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
+    assert_eq!(compared["members"][1].as_array().unwrap().len(), 0);
+
+    m.ok("export tensorboard run --out board");
+    for folder in ["board", "run/tensorboard"] {
+        let files = std::fs::read_dir(m.path(folder)).unwrap().map(|file| file.unwrap().path());
+        let file = files.into_iter().next().unwrap();
+        let board = String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
+        for words in ["control_accuracy/env 2: lr=0.1; seed=1", "| 3 | lr=0.1; seed=2 |"] {
+            assert!(board.contains(words), "{folder}: {words}");
+        }
+    }
+
+    m.ok("runs report run plain --out run.html");
+    let page = String::from_utf8(m.bytes("run.html")).unwrap();
+    let table = page.split("Members over their seeds").nth(2).unwrap();
+    let rows: Vec<&str> = table.split("<tr>").skip(1).take(3).collect();
+    assert!(rows[1].contains("lr=0.1<") && rows[2].contains("lr=0.00001<"), "{rows:?}");
+    assert!(rows.iter().skip(1).all(|row| row.contains('±')), "{rows:?}");
+    assert_eq!(page.matches("Members over their seeds").count(), 2, "only in one run");
+    assert!(page.contains("best member"));
+}

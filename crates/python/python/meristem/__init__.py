@@ -3,7 +3,7 @@
 from . import control, errors, nn, weights
 from ._meristem import VERSION as __version__
 from ._meristem import Array
-from .comm import Comm, TopK
+from .comm import Comm, Int8, OuterStep, TopK
 from .data import Batch, Dataset, GatherBatches, clear_cache
 from .errors import MeristemError
 from .fleet import Fleet
@@ -21,8 +21,10 @@ __all__ = [
     "Fleet",
     "GatherBatches",
     "Host",
+    "Int8",
     "Learners",
     "MeristemError",
+    "OuterStep",
     "Run",
     "Sweep",
     "TopK",

@@ -187,10 +187,7 @@ class PartialSweep:
             for place in state.places:
                 number = members[place["number"]]
                 envs = list(range(number, self.envs, len(self.members)))
-                ended = place["ended"]
-                # A fleet that has lost all its members was not told so.
-                if ended == "planned" or (ended is None and number in self.ended):
-                    ended = self.reason
+                ended = self._ended(number, place["ended"])
                 places.append({**place, "number": number, "envs": envs, "ended": ended})
 
         def rank(place: dict[str, Any]) -> tuple[float, int]:
@@ -199,6 +196,27 @@ class PartialSweep:
             return (math.inf if failed else -spread["mean"], place["number"])
 
         return sorted(places, key=rank)
+
+    def over_seeds(self) -> list[dict[str, Any]]:
+        """The places of members that differ only by their seed, together."""
+        envs: list[dict[str, Any]] = []
+        summary: dict[str, Any] = {}
+        for fleet, state in self.states.items():
+            members = self._members_of(fleet)
+            with zipfile.ZipFile(io.BytesIO(state.archive)) as archive:
+                summary = json.loads(archive.read("summary.json"))
+            for env in summary["envs"]:
+                number = members[env["member_number"]]
+                own = env["env"] // len(members) * len(self.members) + number
+                ended = self._ended(number, env.get("ended"))
+                envs.append({**env, "env": own, "member_number": number, "ended": ended})
+        envs.sort(key=lambda env: int(env["env"]))
+        return list(_meristem.over_seeds(json.dumps({**summary, "envs": envs})))
+
+    def _ended(self, number: int, ended: str | None) -> str | None:
+        """The reason for the end of a member, of which its fleet says ``ended``."""
+        # A fleet that has lost all its members was not told so.
+        return self.reason if ended == "planned" or (ended is None and number in self.ended) else ended
 
     def weights(self, env: int) -> bytes:
         """The weights file of an env of the whole sweep."""

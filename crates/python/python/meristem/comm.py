@@ -213,6 +213,50 @@ class Comm:
         }
         return TopK(self._member.top_k(options))
 
+    def int8(self, *, momentum: float | None = None, mean: bool = False) -> Int8:
+        """Creates a sum with eight bits for each element, for float32 tensors of one length.
+
+        256 consecutive elements share a scale, and rounding errors are added to the next tensor. A
+        rank sends about a quarter of the bytes of :meth:`all_reduce`. The format is that of
+        ``--exchange int8``.
+
+        Args:
+            momentum: Factor of momentum correction, as in :meth:`top_k`.
+            mean: Whether the sum is divided by the number of ranks.
+
+        Raises:
+            ArgumentError: An option is invalid.
+        """
+        factor = None if momentum is None else real("momentum", momentum)
+        return Int8(_meristem.Int8(self._member, factor, flag("mean", mean)))
+
+    def outer_step(
+        self,
+        *,
+        lr: float = 0.7,
+        momentum: float = 0.9,
+        method: str = "dense",
+        density: float = 0.01,
+    ) -> OuterStep:
+        """Creates the outer step of weights that each rank trains on its own (DiLoCo).
+
+        It averages how far the weights of the ranks have moved, and makes a step with Nesterov's
+        momentum (Douillard et al. 2023, algorithm 1). With ``lr=1, momentum=0`` it averages the weights.
+
+        Args:
+            lr: Learning rate, above 0.
+            momentum: Momentum, at least 0 and below 1.
+            method: Exchange of the differences: ``dense``, ``int8``, ``topk``, ``gtopk`` or ``ok-topk``,
+                all but the first with error feedback.
+            density: Share of its elements that each rank sends by the last three.
+
+        Raises:
+            ArgumentError: The name of the method is unknown; other options are checked by
+                :meth:`OuterStep.begin`.
+        """
+        checked = real("lr", lr), real("momentum", momentum), text("method", method), real("density", density)
+        return OuterStep(_meristem.Outer(self._member, *checked))
+
     def _checked(self, check: Callable[[str, object], Result], name: str, value: object) -> Result:
         """Checks an argument of a collective. If it is invalid, the other ranks get an error."""
         try:
@@ -273,6 +317,55 @@ class TopK:
         ``None`` before the first sum and with ``residual=False``.
         """
         return self._sum.residual()
+
+
+class Int8:
+    """A sum of float32 tensors of one length, with eight bits for each element, from :meth:`Comm.int8`."""
+
+    def __init__(self, sum: _meristem.Int8) -> None:
+        self._sum = sum
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Overwrites a tensor with the sum over all ranks, with the same bits on every rank.
+
+        Raises:
+            ArgumentError, RankError: As :meth:`Comm.all_reduce`; or length or type differ from the
+                first tensor.
+        """
+        self._sum.all_reduce(_lending(tensor))
+
+    @property
+    def residual(self) -> np.ndarray[Any, np.dtype[np.float32]] | None:
+        """A flat copy of the rounding errors that the next sum corrects, in memory order.
+
+        ``None`` before the first sum.
+        """
+        residual = self._sum.residual()
+        return None if residual is None else np.frombuffer(residual, np.float32)
+
+
+class OuterStep:
+    """The outer step of weights as one tensor, from :meth:`Comm.outer_step`."""
+
+    def __init__(self, outer: _meristem.Outer) -> None:
+        self._outer = outer
+
+    def begin(self, weights: Tensor) -> None:
+        """Begins the first round of local steps from weights that are equal on all ranks.
+
+        Raises:
+            ArgumentError, RankError: As :meth:`Comm.all_reduce`; or an option is invalid.
+        """
+        self._outer.begin(_lending(weights))
+
+    def step(self, weights: Tensor) -> None:
+        """Replaces the weights of this rank by the new synchronised ones, and begins the next round.
+
+        Raises:
+            ArgumentError, RankError: As :meth:`Comm.all_reduce`.
+            StateError: It was called before :meth:`begin`.
+        """
+        self._outer.step(_lending(weights))
 
 
 def _lending(tensor: Tensor) -> Tensor:

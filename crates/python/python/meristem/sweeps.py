@@ -28,6 +28,11 @@ class Sweep:
         """The members from the best to the worst, as :attr:`Run.leaderboard`."""
         return self._parts.places()
 
+    @property
+    def over_seeds(self) -> list[dict[str, Any]]:
+        """Members that differ only by their seed as one place each, as :attr:`Run.over_seeds`."""
+        return self._parts.over_seeds()
+
     def weights(self, env: int) -> bytes:
         """The contents of the weights file of an env, which :func:`meristem.weights.parse` reads.
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use meristem_grow::nearest;
 
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::{MEMBERS_MAX, Member, SEPARATOR, Sampler, Scheduler, Space};
+use super::types::{ControllerKind, MEMBERS_MAX, Member, SEPARATOR, Sampler, Scheduler, Space};
 use super::validate::check_member;
 use super::value::SettingValue;
 use crate::error::{Error, Result};
@@ -70,11 +70,23 @@ pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
         replace(member, "host", host)?;
     }
     if let Some(init) = member.get("init").map(str::to_owned) {
-        let path = absolute("init", Path::new(&init))?;
-        let text = path.to_str().ok_or_else(|| lossy("init", &path))?;
-        replace(member, "init", text.into())?;
+        replace(member, "init", absolute_text("init", Path::new(&init))?)?;
+    }
+    // Another value is an error when the settings are checked.
+    let controller = member.get("controller").and_then(|text| text.parse().ok());
+    if let Some(mut controller @ ControllerKind::Fixed(_)) = controller {
+        if let Some(path) = controller.path_mut() {
+            *path = absolute_text("controller", path)?.into();
+        }
+        replace(member, "controller", controller.to_string())?;
     }
     Ok(())
+}
+
+/// The absolute form of a path, as text.
+fn absolute_text(key: &'static str, path: &Path) -> Result<String> {
+    let path = absolute(key, path)?;
+    path.to_str().map(Into::into).ok_or_else(|| lossy(key, &path))
 }
 
 impl TrainConfig {
@@ -142,14 +154,6 @@ impl TrainConfig {
         self.members.as_ref().map_or(1, |members| members.all().len())
     }
 
-    /// The settings of env `env`: those of the run, and its member's over them.
-    pub(crate) fn of_env(&self, env: usize) -> Self {
-        match &self.members {
-            Some(members) => self.of_member(members.of_env(env)),
-            None => self.clone(),
-        }
-    }
-
     /// Like [`Self::of_member`], for settings that were not checked with those of the run: checks
     /// them.
     ///
@@ -165,15 +169,46 @@ impl TrainConfig {
 
     /// The settings of the run, and those of `member` over them.
     pub(crate) fn of_member(&self, member: &Member) -> Self {
-        let of_run = Self { members: None, space: None, member_changes: None, ..self.clone() };
-        let mut config = Self { scheduler: Scheduler::None, places: None, ..of_run };
-        // `validate` has checked the settings of all members.
-        layer(member).into_iter().for_each(|layer| config.apply(layer));
+        self.below_members().with(member)
+    }
+
+    /// The settings of the run, over which those of a member are laid. The control split is the
+    /// run's, whether the member has a controller or not.
+    fn below_members(&self) -> Self {
+        let mut config = self.clone();
+        (config.members, config.space, config.member_changes) = (None, None, None);
+        (config.scheduler, config.places) = (Scheduler::None, None);
+        config.control_split = config.folds.is_none().then(|| self.control_share());
         config
+    }
+
+    /// The settings with those of `member` over them.
+    fn with(mut self, member: &Member) -> Self {
+        // `validate` has checked the settings of all members.
+        layer(member).into_iter().for_each(|layer| self.apply(layer));
+        self
+    }
+
+    /// The controllers of the run: its own, and those of its members.
+    pub(crate) fn controllers(&self) -> Vec<ControllerKind> {
+        let own = self.members.iter().flat_map(|members| members.all());
+        let own = own.filter_map(|member| member.get("controller")?.parse().ok());
+        [self.controller.clone()].into_iter().chain(own).collect()
+    }
+
+    /// Whether a controller decides about growth in some env.
+    pub(crate) fn is_controlled(&self) -> bool {
+        self.controllers().iter().any(|controller| *controller != ControllerKind::None)
     }
 
     /// The settings of each member, and at least the run's.
     pub(crate) fn of_members(&self) -> Vec<Self> {
-        (0..self.members_len()).map(|env| self.of_env(env)).collect()
+        match &self.members {
+            None => vec![self.clone()],
+            Some(members) => {
+                let run = self.below_members();
+                members.all().iter().map(|member| run.clone().with(member)).collect()
+            }
+        }
     }
 }

@@ -10,6 +10,7 @@ pub mod declare;
 pub(crate) mod devices;
 pub mod file;
 mod identity;
+mod idle;
 mod members;
 mod optimizer;
 mod policy_file;
@@ -25,12 +26,14 @@ use std::time::Duration;
 
 use meristem_comm::CommOptions;
 use meristem_control::{HeuristicConfig, PpoConfig, RewardConfig, RewardMode};
+use meristem_data::parts::SampleDraw;
 use meristem_data::path_text;
 use meristem_device::{DeviceOptions, Trace};
 
 pub(crate) use self::identity::{
     changed_line, changed_result, first_difference, identity, values_from_before, without_length,
 };
+pub(crate) use self::idle::IdleSetting;
 pub(crate) use self::members::make_portable;
 pub(crate) use self::policy_file::PolicyFile;
 pub use self::table::{ConfigLayer, TrainConfig, all};
@@ -107,15 +110,13 @@ impl TrainConfig {
         if let Some(folds) = self.folds {
             return 1.0 / folds as f64;
         }
-        self.control_split.unwrap_or(match self.controller {
-            ControllerKind::None => 0.0,
-            _ => table::CONTROL_SHARE,
-        })
+        let by_default = || if self.is_controlled() { table::CONTROL_SHARE } else { 0.0 };
+        self.control_split.unwrap_or_else(by_default)
     }
 
-    /// Whether each env has a part of the samples of its own.
-    pub(crate) fn has_parts(&self) -> bool {
-        self.folds.is_some() || self.bootstrap || self.train_share < 1.0
+    /// Draw of an env's training samples from those that it does not hold out.
+    pub(crate) fn sample_draw(&self) -> SampleDraw {
+        SampleDraw { share: self.train_share, bootstrap: self.bootstrap }
     }
 
     /// The slots that may grow: as set, else the first row of slots of a host of the family `cnn`,
@@ -130,8 +131,8 @@ impl TrainConfig {
 
     /// Whether every env has a twin: as set, else with a controller and without data parallelism.
     pub(crate) fn twin(&self) -> bool {
-        let grows = self.controller != ControllerKind::None && !self.data_parallel;
-        self.twin.map_or(grows, |twin| twin.0)
+        let by_default = || self.is_controlled() && !self.data_parallel;
+        self.twin.map_or_else(by_default, |twin| twin.0)
     }
 
     /// The width of the policy: as set, else the width of a new policy.

@@ -223,7 +223,8 @@ mod tests {
         let layer = ConfigLayer { members: Some(Some(members)), ..ConfigLayer::default() };
         let config = config(layer).unwrap();
         assert!(!config.resolved_toml().contains("\nlr ="));
-        let hosts = [0, 1].map(|env| config.of_env(env).optimisers(1.0).host);
+        let members = config.of_members();
+        let hosts = [0, 1].map(|member: usize| members[member].optimisers(1.0).host);
         assert_eq!(hosts[0], Optimisers::default().host);
         assert!(matches!(hosts[1], Optimiser::Lion(LionConfig { lr: 1e-4, .. })), "{hosts:?}");
     }

@@ -114,7 +114,8 @@ settings! {
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
             unit("DIR"), scope(SettingScope::Process), train_only();
         /// Seed of all random numbers of the run. A member's seed is that of its initial weights,
-        /// its order of samples and its augmentation; parts of the data have the run's.
+        /// its order of samples, its augmentation and its controller random; parts of the data
+        /// have the run's.
         seed: u64 = same(42u64),
             whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED), of_member();
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
@@ -201,10 +202,10 @@ settings! {
             unit("N"), whole(2, 4096), since(10, None), train_only();
         /// Train each env on samples drawn with replacement from its training samples, as many as
         /// there are, or their train-share.
-        bootstrap: bool = same(false), since(10, "false"), train_only();
+        bootstrap: bool = same(false), since(10, "false"), train_only(), of_member();
         /// Share of its training samples that each env trains on, drawn for each env.
         train_share: f64 = same(1.0f64),
-            unit("SHARE"), real(1e-6, 1.0), since(10, "1"), train_only();
+            unit("SHARE"), real(1e-6, 1.0), since(10, "1"), train_only(), of_member();
         /// Classes, by name or number, to which training, control and test samples are restricted.
         /// Classes keep their numbers, and networks their outputs.
         classes: Option<Vec<String>> = absent("all classes"),
@@ -385,7 +386,7 @@ settings! {
         /// Controller that decides what grows. heuristic: rules. ppo: a policy that learns from
         /// round to round. ppo:FILE, greedy:FILE: a fixed policy that samples its actions, or takes
         /// the most probable ones. random: any legal action. fixed:FILE: a script of actions. none:
-        /// nothing grows. Members of a run with the heuristic may have none.
+        /// nothing grows. Members may have different ones, but no policies.
         controller: ControllerKind = same(ControllerKind::default()), train_only(), of_member();
         /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
         slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),

@@ -66,7 +66,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
 }
 
 /// Settings that members may only have if each env trains on all samples of its own.
-const OF_EPOCH_FULL: [&str; 2] = ["seed", "batch"];
+const OF_EPOCH_FULL: [&str; 4] = ["seed", "batch", "train_share", "bootstrap"];
 
 /// Checks that all members have equally many envs, and settings that fit the division of samples.
 fn check_members(config: &TrainConfig) -> Result<()> {
@@ -86,7 +86,7 @@ fn check_members(config: &TrainConfig) -> Result<()> {
     let mut keys = members.all().iter().flat_map(Member::settings).map(|(key, _)| key);
     match keys.find(|key| OF_EPOCH_FULL.contains(key)) {
         Some(key) if config.epoch == EpochMode::Dealt && !config.data_parallel => {
-            let expected = format!("full with `{key}` of members: with dealt they share batches");
+            let expected = format!("full with `{key}` of members: with dealt they share samples");
             Err(Error::value("epoch", config.epoch, expected))
         }
         _ => Ok(()),
@@ -96,16 +96,18 @@ fn check_members(config: &TrainConfig) -> Result<()> {
 /// Checks that a run can have a member with these settings.
 ///
 /// # Errors
-/// [`Error::Value`]: another controller than the run's, and not none beside the heuristic.
+/// [`Error::Value`]: another controller than the run's, if one of the two looks at all envs.
 pub(super) fn check_member(run: &TrainConfig, member: &TrainConfig) -> Result<()> {
     let own = &member.controller;
-    let rests = run.controller == ControllerKind::Heuristic && *own == ControllerKind::None;
-    if *own == run.controller || rests {
+    if *own == run.controller {
         return Ok(());
     }
-    let expected = match run.controller {
-        ControllerKind::Heuristic => "heuristic, as the run's controller, or none".into(),
-        _ => format!("{}, the run's controller", run.controller),
+    let expected = if run.controller.sees_all_envs() {
+        format!("{}, the run's controller, which decides about all envs", run.controller)
+    } else if own.sees_all_envs() {
+        "heuristic, random, fixed:FILE or none: policies belong to the run".into()
+    } else {
+        return Ok(());
     };
     Err(Error::value("controller", own, expected))
 }

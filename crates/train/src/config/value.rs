@@ -116,7 +116,7 @@ impl SettingValue for bool {
         "true or false; the flag has no value".into()
     }
     fn parse(text: &str) -> Result<Self, BadValue> {
-        choose(text, &[("true", true), ("false", false)])
+        choose(text, &[("true", true), ("false", false), ("on", true), ("off", false)])
     }
     fn text(&self) -> String {
         self.to_string()

@@ -48,14 +48,17 @@ pub enum Notice<'a> {
         /// Constants of the run.
         run: &'a Normalization,
     },
-    /// Lines of the controller's script that never act: their step or their env is not in the run.
+    /// Lines of a script that never act: their step is not in the run, or their env does not follow
+    /// the script.
     IdleScriptLines {
+        /// The controller with the script.
+        script: &'a str,
         /// Numbers of the lines, from 1.
         lines: &'a [usize],
         /// Steps of an episode.
         steps: usize,
-        /// Number of envs.
-        envs: usize,
+        /// Envs that follow the script.
+        envs: &'a [usize],
     },
     /// The warm-up of the learning rates is longer than an episode.
     WarmupBeyondEpisode {
@@ -64,10 +67,14 @@ pub enum Notice<'a> {
         /// Steps of an episode.
         steps: usize,
     },
-    /// The controller makes no layer wider, although the settings of the heuristic say so.
-    IdleWidth {
-        /// Name of the controller.
-        controller: &'a str,
+    /// A setting has no effect beside the others.
+    IdleSetting {
+        /// Key of the setting.
+        key: &'a str,
+        /// Members that have it without effect; none for a setting of the run.
+        members: &'a [usize],
+        /// The reason, after `because`.
+        reason: &'a str,
     },
     /// Some folds have no sample of a class.
     RareClass {
@@ -107,24 +114,26 @@ impl Notice<'_> {
                 "the run changes from precision {began} to {now}; its results differ from \
                  here on"
             )),
-            Self::IdleScriptLines { lines, steps, envs } => {
-                let lines: Vec<String> = lines.iter().map(usize::to_string).collect();
-                Some(format!(
-                    "lines of the action script never act: {}; steps count from 0 to {}, envs \
-                     from 0 to {}",
-                    lines.join(", "),
-                    steps.saturating_sub(1),
-                    envs.saturating_sub(1)
-                ))
-            }
+            Self::IdleScriptLines { script, lines, steps, envs } => Some(format!(
+                "lines of the action script of controller {script} never act: {}; steps count \
+                 from 0 to {}, the envs with this controller are {}",
+                list(lines),
+                steps.saturating_sub(1),
+                list(envs)
+            )),
             Self::WarmupBeyondEpisode { warmup, steps } => Some(format!(
                 "--lr-warmup {warmup} is longer than the {steps} steps of an episode, so the \
                  learning rates never reach their schedule"
             )),
-            Self::IdleWidth { controller } => Some(format!(
-                "--widen-by has no effect with --controller {controller}, because only the \
-                 heuristic makes layers wider by it"
-            )),
+            Self::IdleSetting { key, members, reason } => {
+                let flag = key.replace('_', "-");
+                let of = match members {
+                    [] => String::new(),
+                    [member] => format!(" in member {member}"),
+                    members => format!(" in members {}", list(members)),
+                };
+                Some(format!("--{flag} has no effect{of}, because {reason}"))
+            }
             Self::RareClass { class, samples, folds } => Some(format!(
                 "class `{class}` has {samples} samples, fewer than the {folds} folds, so some \
                  control splits have none of it"
@@ -144,6 +153,19 @@ impl Notice<'_> {
                  results may differ from those of a run of {now} steps from the start"
             )),
         }
+    }
+}
+
+/// Most numbers of [`list`].
+const LISTED_MAX: usize = 12;
+
+/// Numbers as text; of many, the first ones.
+fn list(numbers: &[usize]) -> String {
+    let listed = &numbers[..numbers.len().min(LISTED_MAX)];
+    let text = listed.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    match numbers.len() - listed.len() {
+        0 => text,
+        others => format!("{text} and {others} more"),
     }
 }
 

@@ -28,6 +28,8 @@ const BEGINNING: &str = "events.out.tfevents.";
 const END: &str = ".meristem";
 /// Bytes of events that are read at a time.
 const PART_BYTES: u64 = 16 << 20;
+/// Most characters of a member's settings in the name of a series.
+const SETTINGS_MAX: usize = 80;
 /// Time between two looks for new events.
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -238,6 +240,8 @@ struct BoardPosition {
     envs: usize,
     /// Steps of a round.
     steps: usize,
+    /// Settings of each member now; empty without members.
+    members: Vec<String>,
     /// Kind of the scores.
     score: ScoreKind,
     /// Actions of the current step by op.
@@ -253,22 +257,36 @@ impl BoardPosition {
         match &line.event {
             Event::RunStarted(run) => {
                 (self.envs, self.steps) = (run.envs, run.steps);
+                self.members = run.members.clone();
                 self.score = run.task.score();
                 let texts = vec![("settings".into(), SeriesValue::Text(settings_table(settings)))];
                 let texts =
                     texts.into_iter().chain([("run".into(), SeriesValue::Text(described(run)))]);
+                let members = (!run.members.is_empty()).then(|| self.members_table());
+                let texts = texts.chain(members.map(|text| ("members".into(), text)));
                 vec![tensorboard::values(time, 0, texts.collect())]
             }
             Event::StepCompleted(step) => {
                 let at = self.steps_before(step.round) + step.step as u64 + 1;
-                let mut values = of_step(step, self.score);
+                let mut values = of_step(step, self.score, &self.series_of(step.env));
                 values.extend(self.actions(step));
                 vec![tensorboard::values(time, at, values)]
+            }
+            Event::MemberBegun { member, round, step, settings } => self.member_changes(
+                time,
+                self.steps_before(*round) + *step as u64,
+                *member,
+                settings,
+            ),
+            Event::MemberCopied { member, round, step, settings, .. } => {
+                let at = self.steps_before(*round) + *step as u64 + 1;
+                self.member_changes(time, at, *member, settings)
             }
             Event::EpisodeEnded { env, round, test_score, test_loss, .. } => {
                 let score = format!("test_{}", self.score.key());
                 let figures = [(&*score, *test_score), ("test_loss", *test_loss)];
-                let values = scalars(figures, |name| format!("{name}/env {env}"));
+                let series = self.series_of(*env);
+                let values = scalars(figures, |name| format!("{name}/{series}"));
                 let at = self.steps_before(round + 1);
                 (!values.is_empty())
                     .then(|| tensorboard::values(time, at, values))
@@ -280,6 +298,43 @@ impl BoardPosition {
             }
             _ => vec![],
         }
+    }
+
+    /// Name of the series of an env, with the settings of its member.
+    fn series_of(&self, env: usize) -> String {
+        let member = env.checked_rem(self.members.len()).map(|number| &self.members[number]);
+        match member.filter(|settings| !settings.is_empty()) {
+            None => format!("env {env}"),
+            Some(settings) if settings.chars().count() > SETTINGS_MAX => {
+                let settings: String = settings.chars().take(SETTINGS_MAX).collect();
+                format!("env {env}: {settings}…")
+            }
+            Some(settings) => format!("env {env}: {settings}"),
+        }
+    }
+
+    /// Takes over and records new settings of a member.
+    fn member_changes(
+        &mut self,
+        time: f64,
+        at: u64,
+        member: usize,
+        settings: &str,
+    ) -> Vec<Vec<u8>> {
+        match self.members.get_mut(member) {
+            Some(known) if known != settings => *known = settings.into(),
+            _ => return vec![],
+        }
+        let text = SeriesValue::Text(cell(settings));
+        vec![tensorboard::values(time, at, vec![(format!("members/member {member}"), text)])]
+    }
+
+    /// The settings of all members as a table in Markdown.
+    fn members_table(&self) -> SeriesValue {
+        let members = self.members.iter().enumerate();
+        let rows = members.map(|(number, own)| format!("| {number} | {} |\n", cell(own)));
+        let rows = rows.collect::<String>();
+        SeriesValue::Text(format!("| member | settings |\n|---|---|\n{rows}"))
     }
 
     /// Steps of the rounds before `round`.
@@ -314,7 +369,8 @@ fn scalars<'a>(
     known.collect()
 }
 
-fn of_step(step: &StepCompleted, score: ScoreKind) -> Vec<(String, SeriesValue)> {
+/// Values of a step of an env, whose series have the name `series`.
+fn of_step(step: &StepCompleted, score: ScoreKind, series: &str) -> Vec<(String, SeriesValue)> {
     let env = step.env;
     let parameters = (step.host_parameters + step.grown_parameters) as f64;
     let named = ["train_", "control_", "twin_control_"].map(|of| format!("{of}{}", score.key()));
@@ -331,7 +387,7 @@ fn of_step(step: &StepCompleted, score: ScoreKind) -> Vec<(String, SeriesValue)>
         ("twin_control_loss", step.twin.and_then(|twin| twin.control_loss)),
         (twin, step.twin.and_then(|twin| twin.control_score)),
     ];
-    let mut values = scalars(figures, |name| format!("{name}/env {env}"));
+    let mut values = scalars(figures, |name| format!("{name}/{series}"));
     if env == 0 {
         // Written once, because they are for all envs together.
         let speed = [("step_seconds", step.step_seconds), ("images_per_s", step.images_per_s)];
@@ -339,7 +395,7 @@ fn of_step(step: &StepCompleted, score: ScoreKind) -> Vec<(String, SeriesValue)>
     }
     for slot in &step.slots {
         let figures = [("alpha", Some(slot.alpha)), ("contribution", slot.contribution)];
-        values.extend(scalars(figures, |name| format!("{name}/env {env} {}", slot.slot)));
+        values.extend(scalars(figures, |name| format!("{name}/{series} {}", slot.slot)));
     }
     values
 }
@@ -363,9 +419,13 @@ fn of_policy(report: &RoundReport) -> Vec<(String, SeriesValue)> {
     values
 }
 
+/// Text of a cell in Markdown.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace(['\n', '\r'], " ")
+}
+
 /// The settings as a table in Markdown, with the meaning of the histograms' values.
 fn settings_table(settings: &Settings) -> String {
-    let cell = |text: &str| text.replace('|', "\\|").replace(['\n', '\r'], " ");
     let rows =
         settings.all().into_iter().map(|(key, value)| format!("| {key} | {} |\n", cell(&value)));
     format!("| setting | value |\n|---|---|\n{}", rows.collect::<String>())

@@ -14,6 +14,7 @@ mod serving;
 use std::sync::Arc;
 
 use meristem_data::order::{EpochMode, EpochOrder};
+use meristem_data::parts::Parts;
 use meristem_data::{
     Dataset, DatasetFiles, EnvGather, GatherBatches, GatherConfig, Residency, Split,
 };
@@ -28,7 +29,7 @@ use crate::error::{Error, Result};
 use crate::own_loss::ProgramLoss;
 use crate::processes::World;
 use crate::record::summary::{OwnLossTotals, PartSummary};
-use crate::settings::{ControllerKind, Scheduler};
+use crate::settings::Scheduler;
 use crate::setup::Setup;
 use crate::task::Task;
 
@@ -108,6 +109,8 @@ pub(crate) struct Resources {
     pub(crate) images_per_step: [usize; 2],
     /// Parts of all envs of the run; empty if all envs have the same samples.
     pub(crate) parts: Vec<PartSummary>,
+    /// The samples of all envs of the run.
+    samples: Parts,
     /// Samples that env 0 trains on.
     pub(crate) train_samples: usize,
     /// Samples in the control split of env 0.
@@ -128,16 +131,15 @@ impl Resources {
         world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
-        let classes = setup.task.classes.as_deref();
-        let parts = parts::draw(config, classes, &train[0])?;
-        let first = &parts.envs()[0];
+        let samples = parts::draw(setup, &train[0])?;
+        let first = &samples.envs()[0];
         let (train_samples, control_samples) = (first.train.len(), first.held_out.len());
-        check_sizes(config, train_samples, control_samples)?;
+        check_sizes(setup, train_samples, control_samples)?;
         // With several replicas there is one env, and the gather treats each replica as an env.
         let replicas = config.replicas();
         let served = if replicas > 1 { world.rank()..world.rank() + 1 } else { devices.envs() };
         let gather = GatherConfig {
-            subset: parts.train(),
+            subset: samples.train(),
             served: Some(served.clone()),
             selected: config.places.map(|_| first_envs(config)),
             ..training_gather(setup, &devices)
@@ -150,16 +152,17 @@ impl Resources {
             }
         };
         let gather = GatherBatches::new(&gather, &train, devices.streams())?;
-        check_shares(config, gather.order())?;
+        check_shares(setup, gather.order())?;
         check_local_steps(config, gather.order())?;
         let serve = |subset, split: &[Arc<Dataset>]| {
             let normalization = Some(setup.interface.normalization.clone());
             let options = Serving { batch: config.batch, subset, normalization };
             Served::new(options, &devices, split)
         };
-        let control = (control_samples > 0).then(|| serve(parts.held_out(), &train));
+        let control = (control_samples > 0).then(|| serve(samples.held_out(), &train));
         let control = control.transpose()?;
         let datasets = train.first().into_iter().chain(test.first()).cloned().collect();
+        let classes = setup.task.classes.as_deref();
         let of_test = test.first().map(|test| split_samples(classes, test)).transpose()?;
         let test_samples = of_test.as_ref().map(|(_, samples)| *samples);
         let test = of_test.map(|(subset, _)| serve(subset, &test)).transpose()?;
@@ -176,7 +179,8 @@ impl Resources {
             train_batches: vec![],
             control_batches: vec![],
             images_per_step,
-            parts: parts::summaries(config, &parts),
+            parts: parts::summaries(setup, &samples),
+            samples,
             train_samples,
             control_samples,
             test_samples,
@@ -203,11 +207,30 @@ impl Resources {
             return Ok(());
         }
         // The settings of a member may be other than before.
-        envs.iter().try_for_each(|env| self.train.set(*env, setup.gather(*env)))?;
+        for &env in envs {
+            self.train.set(env, setup.gather(env))?;
+            self.draw_again(setup, env)?;
+        }
         self.train.select(|env| envs.binary_search(&env).is_ok())?;
         self.serve_evaluation(setup, envs)?;
         self.list_batches(envs);
         Ok(())
+    }
+
+    /// Gives an env the training samples that its settings ask for, if they are others than before.
+    fn draw_again(&mut self, setup: &Setup, env: usize) -> Result<()> {
+        let draw = setup.member(env).config.sample_draw();
+        if self.samples.draw_again(env, &draw).map_err(parts::as_setting)? {
+            self.train.set_samples(env, &self.samples.envs()[env].train)?;
+            self.parts = parts::summaries(setup, &self.samples);
+        }
+        Ok(())
+    }
+
+    /// Training samples on which limits of growth of an env depend: those of env 0 in a run that
+    /// has the env's settings.
+    pub(crate) fn train_samples_of(&self, setup: &Setup, env: usize) -> usize {
+        self.samples.train_len(&setup.member(env).config.sample_draw())
     }
 
     /// Serves the control and the test split only to these envs of the process, in increasing
@@ -278,12 +301,15 @@ fn images_per_step(order: &EpochOrder, replicas: usize) -> [usize; 2] {
 }
 
 /// Checks that every env has at least one sample in every epoch, where envs have different parts.
-fn check_shares(config: &TrainConfig, order: &EpochOrder) -> Result<()> {
-    match (0..order.envs()).find(|env| config.has_parts() && order.samples_of(*env) == 0) {
+fn check_shares(setup: &Setup, order: &EpochOrder) -> Result<()> {
+    if !parts::has_parts(setup) {
+        return Ok(());
+    }
+    match (0..order.envs()).find(|env| order.samples_of(*env) == 0) {
         None => Ok(()),
         Some(env) => {
             let expected = format!("full, or fewer envs: dealt leaves no sample for env {env}");
-            Err(Error::value("epoch", config.epoch, expected))
+            Err(Error::value("epoch", setup.config.epoch, expected))
         }
     }
 }
@@ -304,12 +330,13 @@ fn check_local_steps(config: &TrainConfig, order: &EpochOrder) -> Result<()> {
 }
 
 /// Checks that every env or rank has at least one sample in every epoch.
-fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()> {
+fn check_sizes(setup: &Setup, train: usize, control: usize) -> Result<()> {
+    let config = &setup.config;
     if train == 0 {
         let expected = "a share that leaves a training sample";
         return Err(Error::value("control-split", config.control_share(), expected));
     }
-    let dealt = config.epoch == EpochMode::Dealt && !config.has_parts();
+    let dealt = config.epoch == EpochMode::Dealt && !parts::has_parts(setup);
     let sharing = if dealt { config.envs } else { 1 };
     for (key, got) in [("envs", sharing), ("ranks", config.replicas())] {
         if train < got {
@@ -318,7 +345,7 @@ fn check_sizes(config: &TrainConfig, train: usize, control: usize) -> Result<()>
         }
     }
     // Folds that a dataset lists may hold out nothing; controllers and schedulers need scores.
-    let judges = config.controller != ControllerKind::None || config.scheduler != Scheduler::None;
+    let judges = config.is_controlled() || config.scheduler != Scheduler::None;
     let needs_control = config.folds.is_none() || judges;
     if config.control_share() > 0.0 && control == 0 && needs_control {
         let expected = format!("a share that gives at least one of the {train} training samples");

@@ -1,22 +1,21 @@
 //! Parts of the dataset: the samples that each env of a run trains on and is measured on.
 
-use meristem_data::parts::{EnvPart, HeldOut, PartTargets, Parts, PartsConfig, of_classes};
+use meristem_data::parts::{
+    EnvPart, HeldOut, PartTargets, Parts, PartsConfig, SampleDraw, of_classes,
+};
 use meristem_data::{Dataset, Subset, TargetKind};
 
-use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::record::summary::PartSummary;
+use crate::setup::Setup;
 
-/// Draws the parts of all envs of a run from the training split. `classes` are the numbers of the
-/// classes that the run is restricted to. Waits for the device if the settings need the targets.
+/// Draws the parts of all envs of a run from the training split. Waits for the device if the
+/// settings need the targets.
 ///
 /// # Errors
 /// [`Error::Value`]: settings that do not fit the samples; a device failure.
-pub(super) fn draw(
-    config: &TrainConfig,
-    classes: Option<&[u32]>,
-    train: &Dataset,
-) -> Result<Parts> {
+pub(super) fn draw(setup: &Setup, train: &Dataset) -> Result<Parts> {
+    let (config, classes) = (&setup.config, setup.task.classes.as_deref());
     let held_out = match (config.folds, train.folds()) {
         (Some(folds), Some(listed)) if folds == listed.len() => HeldOut::Listed(listed.clone()),
         (Some(folds), Some(listed)) => {
@@ -31,8 +30,9 @@ pub(super) fn draw(
         held_out,
         // Env i is member i, so each member has every fold.
         envs_per_fold: config.members_len(),
-        train_share: config.train_share,
-        bootstrap: config.bootstrap,
+        draws: (0..config.members_len())
+            .map(|env| setup.member(env).config.sample_draw())
+            .collect(),
         numbers: config.env_numbers.as_ref().map(|numbers| numbers.all().to_vec()),
         seed: config.seed,
     };
@@ -64,18 +64,27 @@ pub(crate) fn split_samples(classes: Option<&[u32]>, split: &Dataset) -> Result<
 }
 
 /// The parts of all envs for events and summary; empty if all envs have the same samples.
-pub(super) fn summaries(config: &TrainConfig, parts: &Parts) -> Vec<PartSummary> {
+pub(super) fn summaries(setup: &Setup, parts: &Parts) -> Vec<PartSummary> {
+    if !has_parts(setup) {
+        return vec![];
+    }
     let summary = |part: &EnvPart| PartSummary {
         fold: part.fold,
         train_samples: part.train.len(),
         control_samples: part.held_out.len(),
     };
-    let envs = parts.envs().iter().filter(|_| config.has_parts());
-    envs.map(summary).collect()
+    parts.envs().iter().map(summary).collect()
+}
+
+/// Whether the envs have parts of their own of the samples.
+pub(super) fn has_parts(setup: &Setup) -> bool {
+    let mut members = 0..setup.config.members_len();
+    setup.config.folds.is_some()
+        || members.any(|env| setup.member(env).config.sample_draw() != SampleDraw::ALL)
 }
 
 /// The error of a setting, for an argument that has its name.
-fn as_setting(error: meristem_data::Error) -> Error {
+pub(super) fn as_setting(error: meristem_data::Error) -> Error {
     match error {
         meristem_data::Error::Argument { argument, expected, got, .. } => {
             let key = match argument {

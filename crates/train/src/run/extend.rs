@@ -94,14 +94,14 @@ pub(crate) fn check(
 
 /// Whether decisions before the extension have depended on the planned number of steps.
 pub(crate) fn has_looked_ahead(config: &TrainConfig) -> bool {
-    match config.controller {
+    config.controllers().iter().any(|controller| match controller {
         ControllerKind::None | ControllerKind::Random | ControllerKind::Fixed(_) => false,
         ControllerKind::Heuristic
         | ControllerKind::Ppo
         | ControllerKind::Policy(_)
         | ControllerKind::Greedy(_)
         | ControllerKind::External => true,
-    }
+    })
 }
 
 /// Records the new length in the folder of a run. A kill in between leaves a run of the old length

@@ -185,8 +185,8 @@ impl Episode<'_, '_> {
             return Ok(());
         }
         for env in &population.envs {
-            let config = &self.setup.member(env.index).config;
-            self.controller.set_env(env.number, config, self.resources.train_samples);
+            let samples = self.resources.train_samples_of(self.setup, env.index);
+            self.controller.set_env(env.number, self.setup.member(env.index), samples);
         }
         self.resources.select(self.setup, &population.numbers())
     }

@@ -5,6 +5,7 @@
 //! - `extend`: an earlier run, made longer;
 //! - `replay`: one member of an earlier run, trained again;
 //! - `files`, `begin`: output files, and start from a checkpoint or without;
+//! - `notices`: settings without effect;
 //! - `prepared`: all rounds and the summary;
 //! - `results`: parts of events and summary;
 //! - `episode`: one round;
@@ -16,6 +17,7 @@ mod extend;
 mod files;
 mod member_changes;
 mod memory;
+mod notices;
 mod prepared;
 mod replay;
 mod results;
@@ -74,6 +76,7 @@ pub fn run_with(
         let prepared = files
             .create(&config, &world)
             .and_then(|()| PreparedRun::prepare(&config, names, custom, &files, &mut world));
+        let prepared = prepared.and_then(|run| run.check_new().map(|()| run));
         let agreed = world.agree(prepared).and_then(|run| run.check_same(&mut world).map(|()| run));
         let result = match agreed {
             Ok(run) => run.finish(&mut world, Begin::New(started), observer, files),
@@ -106,7 +109,7 @@ pub(crate) fn run_on(
     let prepared = files
         .create(&config, &world)
         .and_then(|()| PreparedRun::on(devices, &config, names, custom, &files, &mut world));
-    match prepared {
+    match prepared.and_then(|run| run.check_new().map(|()| run)) {
         Ok(run) => run.finish(&mut world, Begin::New(started), observer, files),
         Err(error) => {
             files.discard();

@@ -11,6 +11,7 @@ use super::episode::{EndedEpisode, Episode, Start};
 use super::extend::RunLength;
 use super::files::RunFiles;
 use super::memory::try_envs;
+use super::notices;
 use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
@@ -34,7 +35,7 @@ use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
-use crate::settings::{CommKind, ControllerKind, Member, Sampler, TaskKind};
+use crate::settings::{CommKind, Member, Sampler};
 use crate::setup::controllers::AnyController;
 use crate::setup::{Hosts, Names, Setup, residency};
 use crate::step::report;
@@ -115,8 +116,8 @@ impl PreparedRun {
         let mut loss = custom.loss.map(|function| ProgramLoss::new(function, setup.task.kind));
         splits.measure(&mut setup.task, loss.as_mut(), config.batch)?;
         setup.try_weights(&devices.streams()[0])?;
-        let resources = Resources::new(devices, &setup, splits, world)?;
-        let resources = Resources { loss, ..resources };
+        let mut resources = Resources::new(devices, &setup, splits, world)?;
+        resources.loss = loss;
         let stream = resources.devices.policy_device().stream("policy");
         let controller =
             AnyController::new(&setup, resources.train_samples, &stream, custom.controller, world)?;
@@ -191,35 +192,12 @@ impl PreparedRun {
         self.resources.devices.distinct()
     }
 
-    /// Notes settings that have no effect in episodes of this length.
-    fn notice_idle_settings(&self, observer: &mut dyn Observer) {
-        let TrainConfig { steps, envs, lr_warmup: warmup, .. } = self.setup.config;
-        let lines = self.controller.idle_lines(steps, envs);
-        if !lines.is_empty() {
-            observer.notice(&Notice::IdleScriptLines { lines: &lines, steps, envs });
-        }
-        if warmup > steps {
-            observer.notice(&Notice::WarmupBeyondEpisode { warmup, steps });
-        }
-        let TrainConfig { controller, heuristic, .. } = &self.setup.config;
-        if heuristic.widen_by > 0.0 && *controller != ControllerKind::Heuristic {
-            observer.notice(&Notice::IdleWidth { controller: &controller.to_string() });
-        }
-    }
-
-    /// Notes the least frequent class, if it has fewer samples than there are folds.
-    fn notice_rare_class(&self, observer: &mut dyn Observer) {
-        let Setup { config, info, task, .. } = &self.setup;
-        let Some(folds) = config.folds.filter(|_| task.kind == TaskKind::Classify) else { return };
-        let wanted = |class: usize| {
-            task.classes.as_ref().is_none_or(|classes| classes.contains(&(class as u32)))
-        };
-        let counts = info.classes.iter().zip(&info.per_class).enumerate();
-        let counts = counts.filter(|(class, (_, samples))| wanted(*class) && **samples > 0);
-        let least = counts.map(|(_, (name, samples))| (name, *samples)).min_by_key(|least| least.1);
-        if let Some((class, samples)) = least.filter(|(_, samples)| *samples < folds) {
-            observer.notice(&Notice::RareClass { class, samples, folds });
-        }
+    /// Checks that the names in the settings of a new run are names of its networks.
+    ///
+    /// # Errors
+    /// As [`Setup::check_param_groups`].
+    pub(super) fn check_new(&self) -> Result<()> {
+        self.setup.check_param_groups()
     }
 
     /// Runs the remaining rounds, then writes the results, even after a failure. Returns rank 0's
@@ -248,8 +226,8 @@ impl PreparedRun {
             observer.notice(&Notice::OtherNormalization { weights, run });
         }
         if world.rank() == 0 {
-            self.notice_idle_settings(observer);
-            self.notice_rare_class(observer);
+            notices::idle_settings(&self.setup, observer);
+            notices::rare_class(&self.setup, observer);
             let is_gpu = |device: &Device| matches!(device.id(), DeviceId::Cuda(_));
             let has_gpu = self.resources.devices.distinct().iter().any(is_gpu);
             if has_gpu && world.size() > 1 && self.setup.config.comm == CommKind::Mpi {

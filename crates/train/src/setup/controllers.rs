@@ -4,29 +4,26 @@ use std::path::Path;
 
 use meristem_comm::Communicator;
 use meristem_control::{
-    Controller, Heuristic, HeuristicConfig, Learning, NoController, Ppo, PpoGroup, PpoOptions,
-    RandomController, Script,
+    Controller, EnvController, EnvControllers, Heuristic, HeuristicConfig, Learning, Ppo, PpoGroup,
+    PpoOptions,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
 
-use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::external::{External, OwnController};
 use crate::processes::World;
 use crate::record::run_folder::POLICY;
 use crate::settings::ControllerKind;
-use crate::setup::Setup;
+use crate::setup::{Member, Setup};
 
 /// The controller of a run. The variants other than the first have further methods, which a run
 /// calls beside the methods of [`Controller`].
 pub(crate) enum AnyController {
-    /// A controller that only decides.
-    Rules(Box<dyn Controller>),
-    /// Written rules, of which members may have their own constants.
-    Heuristic(Box<Heuristic>),
-    /// A script of actions.
-    Script(Box<Script>),
+    /// Rules, scripts and chance, of which members may have their own.
+    Envs(Box<EnvControllers>),
+    /// A policy that does not learn, or a controller of the program.
+    Deciding(Box<dyn Controller>),
     /// A policy that learns in one rank.
     Policy(Box<Ppo>),
     /// A policy that learns over several ranks.
@@ -54,19 +51,21 @@ impl AnyController {
             let expected = "external, because the program brings a controller";
             return Err(Error::value("controller", &config.controller, expected));
         }
-        let rules = |controller: Box<dyn Controller>| Ok(Self::Rules(controller));
+        let deciding = |controller: Box<dyn Controller>| Ok(Self::Deciding(controller));
         match &config.controller {
-            ControllerKind::None => rules(Box::new(NoController)),
-            ControllerKind::Random => rules(Box::new(RandomController::new(config.seed))),
-            ControllerKind::Heuristic => Ok(Self::Heuristic(Box::new(Heuristic::new(
-                config.heuristic_config(train_samples),
-            )))),
-            ControllerKind::Fixed(_) => match &setup.script {
-                Some(file) => Ok(Self::Script(Box::new(file.parse(&setup.fresh_host(0)?)?))),
-                None => Err(Error::value("controller", &config.controller, "a script")),
-            },
+            ControllerKind::None
+            | ControllerKind::Random
+            | ControllerKind::Heuristic
+            | ControllerKind::Fixed(_) => {
+                // Without members there is one, with the settings of the run.
+                let mut members = (0..config.members_len()).map(|number| setup.member(number));
+                let usual = members.find(|own| own.config.controller == config.controller);
+                let usual = usual.map_or(EnvController::None, |own| of_member(own, train_samples));
+                let name = config.controller.to_string();
+                Ok(Self::Envs(Box::new(EnvControllers::new(&name, usual))))
+            }
             ControllerKind::External => match own {
-                Some(OwnController::Deciding(controller)) => rules(controller),
+                Some(OwnController::Deciding(controller)) => deciding(controller),
                 Some(OwnController::Looking(external)) => Ok(Self::External(external)),
                 None => {
                     let expected = "the controller of a program; start or resume this run from \
@@ -88,10 +87,10 @@ impl AnyController {
                 Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On, train_samples)?)))
             }
             ControllerKind::Policy(_) => {
-                rules(Box::new(policy(setup, stream, Learning::Off, train_samples)?))
+                deciding(Box::new(policy(setup, stream, Learning::Off, train_samples)?))
             }
             ControllerKind::Greedy(_) => {
-                rules(Box::new(policy(setup, stream, Learning::Greedy, train_samples)?))
+                deciding(Box::new(policy(setup, stream, Learning::Greedy, train_samples)?))
             }
         }
     }
@@ -99,20 +98,19 @@ impl AnyController {
     /// The controller.
     pub(crate) fn get(&mut self) -> &mut dyn Controller {
         match self {
-            Self::Rules(controller) => &mut **controller,
-            Self::Heuristic(heuristic) => &mut **heuristic,
-            Self::Script(script) => &mut **script,
+            Self::Envs(controllers) => &mut **controllers,
+            Self::Deciding(controller) => &mut **controller,
             Self::Policy(ppo) => &mut **ppo,
             Self::Group(group) => &mut **group,
             Self::External(external) => &mut **external,
         }
     }
 
-    /// Takes over the settings of an env's member. `env` is the number of the env for controllers.
-    pub(crate) fn set_env(&mut self, env: usize, config: &TrainConfig, train_samples: usize) {
-        if let Self::Heuristic(heuristic) = self {
-            let grows = config.controller != ControllerKind::None;
-            heuristic.set_env(env, grows.then(|| config.heuristic_config(train_samples)));
+    /// Gives an env the controller of its member. `env` is the number of the env for controllers,
+    /// `train_samples` the number of its training samples.
+    pub(crate) fn set_env(&mut self, env: usize, member: &Member, train_samples: usize) {
+        if let Self::Envs(controllers) = self {
+            controllers.set_env(env, of_member(member, train_samples));
         }
     }
 
@@ -121,14 +119,6 @@ impl AnyController {
         match self {
             Self::External(external) => Some(&mut **external),
             _ => None,
-        }
-    }
-
-    /// Numbers of the script's lines that never act in episodes of `steps` steps of `envs` envs.
-    pub(crate) fn idle_lines(&self, steps: usize, envs: usize) -> Vec<usize> {
-        match self {
-            Self::Script(script) => script.idle_lines(steps, envs),
-            _ => vec![],
         }
     }
 
@@ -144,6 +134,20 @@ impl AnyController {
         };
         let (weights, metadata) = ppo.export()?;
         Ok(Some(safetensors::to_bytes(Path::new(POLICY), &weights, &metadata)?))
+    }
+}
+
+/// The controller of the envs of a member with `train_samples` training samples; none for one that
+/// looks at all envs.
+fn of_member(member: &Member, train_samples: usize) -> EnvController {
+    let Member { config, script, .. } = member;
+    match (&config.controller, script) {
+        (ControllerKind::Heuristic, _) => {
+            EnvController::Heuristic(Box::new(config.heuristic_config(train_samples)))
+        }
+        (ControllerKind::Random, _) => EnvController::Random(config.seed),
+        (ControllerKind::Fixed(_), Some(script)) => EnvController::Script(script.clone()),
+        _ => EnvController::None,
     }
 }
 
@@ -173,7 +177,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ConfigLayer;
+    use crate::config::{ConfigLayer, TrainConfig};
     use crate::record::events::Event;
     use crate::record::observer::Observer;
     use crate::record::summary::Summary;

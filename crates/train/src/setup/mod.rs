@@ -8,9 +8,10 @@ mod names;
 mod script;
 pub(crate) mod weights;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use meristem_control::RewardConfig;
+use meristem_control::{RewardConfig, Script};
 use meristem_data::{Augment, DatasetInfo, EnvGather, Normalization};
 use meristem_device::Stream;
 use meristem_grow::{
@@ -22,7 +23,7 @@ use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
 pub use self::dataset::dataset_spec;
 pub(crate) use self::dataset::{dataset_of, image_shape, residency};
 pub(crate) use self::names::{Hosts, Names, OtherInputs};
-use self::names::{MemberNames, ReadWeights};
+use self::names::{MemberNames, ReadFiles};
 use crate::config::{PolicyFile, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::misfit;
@@ -31,6 +32,9 @@ use crate::settings::{self, Augmentations, ControllerKind};
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
 use crate::task::{Task, TaskSettings};
+
+/// Names of parameters in an error.
+const NAMES_SHOWN: usize = 12;
 
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
@@ -55,19 +59,27 @@ pub(crate) struct Member {
     pub(crate) host_parameters: usize,
     /// Loss of training, and of the control and test splits.
     pub(crate) loss: Loss,
+    /// Script of the controller, if it has one.
+    pub(crate) script: Option<Arc<Script>>,
     slots: Vec<SlotName>,
     init: Option<Arc<Weights>>,
 }
 
 impl Member {
+    /// Whether the networks of both members have parameters of the same names.
+    fn has_names_of(&self, other: &Self) -> bool {
+        let of = |own: &Self| (own.host.clone(), own.slots.clone(), own.config.init.clone());
+        of(self) == of(other)
+    }
+
     fn new(names: MemberNames, image: &TaskShape, info: &DatasetInfo) -> Result<Self> {
-        let MemberNames { config, host, slots, init } = names;
+        let MemberNames { config, host, slots, init, .. } = names;
         if let Some(weights) = &init {
             weights.check_further_training(info)?;
         }
         let host_parameters = host.parameters(image).map_err(|error| misfit(&host, error, info))?;
         let loss = Task::new(&TaskSettings::from(&config), info)?.loss;
-        Ok(Self { config, host, host_parameters, loss, slots, init })
+        Ok(Self { config, host, host_parameters, loss, script: None, slots, init })
     }
 }
 
@@ -96,8 +108,6 @@ pub(crate) struct Setup {
     /// Files whose topologies the hosts begin with, all modules permanent: none, one for all envs,
     /// or one for each.
     starts: Vec<Arc<Weights>>,
-    /// Script of the controller, if it has one.
-    pub(crate) script: Option<Arc<ScriptFile>>,
     /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
     /// Files that envs and controllers are made from.
@@ -111,7 +121,8 @@ impl Setup {
     /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
     pub(crate) fn new(config: &TrainConfig, names: Names, info: DatasetInfo) -> Result<Self> {
         let files = names.input_files()?;
-        let Names { members, isa, starts, script, blueprints, policy, .. } = names;
+        let Names { members, isa, starts, blueprints, policy, .. } = names;
+        let scripts: Vec<_> = members.iter().map(|member| member.script.clone()).collect();
         let image = image_shape(&info);
         let member = |names| Member::new(names, &image, &info);
         let members = members.into_iter().map(member).collect::<Result<Vec<_>>>()?;
@@ -127,7 +138,7 @@ impl Setup {
         let interface = Interface { form, normalization, classes, outputs, table };
         let config = config.clone();
         let plans = Plans::default();
-        let setup = Self {
+        let mut setup = Self {
             config,
             members,
             image,
@@ -139,7 +150,6 @@ impl Setup {
             blueprints: blueprints.set,
             other_normalization,
             starts,
-            script,
             policy,
             files,
         };
@@ -148,7 +158,23 @@ impl Setup {
             setup.check_size(env, &host)?;
             setup.check_width_init(env, &host)?;
         }
+        for (number, script) in scripts.iter().enumerate() {
+            setup.parse_script(number, script.as_deref())?;
+        }
         Ok(setup)
+    }
+
+    /// Gives a member the script of its controller, for its host.
+    fn parse_script(&mut self, number: usize, script: Option<&ScriptFile>) -> Result<()> {
+        if let Some(file) = script {
+            let script = file.parse(&self.fresh_host(number)?);
+            let script = script.map_err(|error| match self.config.members {
+                Some(_) => error.in_member(number),
+                None => error,
+            });
+            self.members[number].script = Some(Arc::new(script?));
+        }
+        Ok(())
     }
 
     /// Settings and host of an env.
@@ -168,9 +194,55 @@ impl Setup {
     ) -> Result<()> {
         let config = self.config.of_new_member(settings);
         let config = config.map_err(|error| error.in_member(number))?;
-        let names = MemberNames::resolve(config, hosts, &mut ReadWeights::new())?;
+        let names = MemberNames::resolve(config, hosts, &mut ReadFiles::default())?;
+        let script = names.script.clone();
         self.members[number] = Member::new(names, &self.image, &self.info)?;
-        Ok(())
+        if hosts == Hosts::Fresh && settings.settings().any(|(key, _)| key == "param_groups") {
+            self.check_patterns(&[number]).map_err(|error| error.in_member(number))?;
+        }
+        self.parse_script(number, script.as_deref())
+    }
+
+    /// Checks that each pattern of parameter groups matches a parameter of a network that has it,
+    /// or of a module that fits it: runs that are compared have the same groups, with and without
+    /// growth.
+    ///
+    /// # Errors
+    /// [`Error::Value`] with the pattern, and names of parameters.
+    pub(crate) fn check_param_groups(&self) -> Result<()> {
+        let mut alike: Vec<Vec<usize>> = vec![];
+        for (number, member) in self.members.iter().enumerate() {
+            let groups = |other: &usize| &self.members[*other].config.param_groups;
+            let same = |others: &&mut Vec<usize>| groups(&others[0]) == &member.config.param_groups;
+            match alike.iter_mut().find(same) {
+                Some(others) => others.push(number),
+                None => alike.push(vec![number]),
+            }
+        }
+        alike.iter().try_for_each(|members| self.check_patterns(members))
+    }
+
+    /// Checks the patterns of members that have the same parameter groups.
+    fn check_patterns(&self, members: &[usize]) -> Result<()> {
+        let Some(groups) = &self.member(members[0]).config.param_groups else { return Ok(()) };
+        let mut names = BTreeSet::new();
+        let mut seen: Vec<&Member> = vec![];
+        for member in members.iter().map(|number| self.member(*number)) {
+            if seen.iter().any(|other| other.has_names_of(member)) {
+                continue;
+            }
+            seen.push(member);
+            let host = self.host_of(member, member.init.as_ref().or(self.starts.first()))?;
+            names.append(&mut host.possible_parameters()?);
+            if groups.unmatched(&names).is_none() {
+                return Ok(());
+            }
+        }
+        let pattern = groups.unmatched(&names).unwrap_or_default();
+        let some: Vec<&str> = names.iter().map(|name| &**name).take(NAMES_SHOWN).collect();
+        let expected =
+            format!("patterns of {} names of parameters, such as {}", names.len(), some.join(", "));
+        Err(Error::value("param-groups", pattern, expected))
     }
 
     /// Checks that the host at the beginning of an episode is within its limits.

@@ -40,18 +40,35 @@ pub(crate) enum Hosts {
     InProgress,
 }
 
-/// Initial weights that were read, by path: members may share a file.
-pub(super) type ReadWeights = BTreeMap<PathBuf, Arc<Weights>>;
+/// Files that were read, by path: members may share a file.
+#[derive(Default)]
+pub(super) struct ReadFiles {
+    weights: BTreeMap<PathBuf, Arc<Weights>>,
+    scripts: BTreeMap<PathBuf, Arc<ScriptFile>>,
+}
 
-/// Reads the initial weights of a member, if it has some.
-fn init_of(config: &TrainConfig, read: &mut ReadWeights) -> Result<Option<Arc<Weights>>> {
-    let Some(path) = &config.init else { return Ok(None) };
-    if let Some(known) = read.get(path) {
-        return Ok(Some(known.clone()));
+impl ReadFiles {
+    /// Reads the initial weights of a member, if it has some.
+    fn init(&mut self, config: &TrainConfig) -> Result<Option<Arc<Weights>>> {
+        let Some(path) = &config.init else { return Ok(None) };
+        if let Some(known) = self.weights.get(path) {
+            return Ok(Some(known.clone()));
+        }
+        let weights = weights_of("init", Some(path))?;
+        self.weights.extend(weights.clone().map(|weights| (path.clone(), weights)));
+        Ok(weights)
     }
-    let weights = weights_of("init", Some(path))?;
-    read.extend(weights.clone().map(|weights| (path.clone(), weights)));
-    Ok(weights)
+
+    /// Reads the script of a member's controller, if it has one.
+    fn script(&mut self, config: &TrainConfig) -> Result<Option<Arc<ScriptFile>>> {
+        let ControllerKind::Fixed(path) = &config.controller else { return Ok(None) };
+        if let Some(known) = self.scripts.get(path) {
+            return Ok(Some(known.clone()));
+        }
+        let script = Arc::new(ScriptFile::read(path)?);
+        self.scripts.insert(path.clone(), script.clone());
+        Ok(Some(script))
+    }
 }
 
 /// Reads the weights files whose topologies the envs start from: none, one for all envs, or one
@@ -93,7 +110,6 @@ pub(crate) struct Names {
     pub(crate) isa: Isa,
     pub(super) members: Vec<MemberNames>,
     pub(super) starts: Vec<Arc<Weights>>,
-    pub(super) script: Option<Arc<ScriptFile>>,
     pub(super) blueprints: Blueprints,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
@@ -108,14 +124,12 @@ pub(super) struct MemberNames {
     pub(super) slots: Vec<SlotName>,
     /// Initial weights; `None` also for hosts in progress.
     pub(super) init: Option<Arc<Weights>>,
+    /// Script of the controller, if it has one.
+    pub(super) script: Option<Arc<ScriptFile>>,
 }
 
 impl MemberNames {
-    pub(super) fn resolve(
-        config: TrainConfig,
-        hosts: Hosts,
-        read: &mut ReadWeights,
-    ) -> Result<Self> {
+    pub(super) fn resolve(config: TrainConfig, hosts: Hosts, read: &mut ReadFiles) -> Result<Self> {
         let host = read_host(&config.host)?;
         let slots = parse_slots(&host, &config.slots())?;
         if slots.is_empty() && config.controller != ControllerKind::None {
@@ -123,10 +137,11 @@ impl MemberNames {
             return Err(Error::value("host", host.name(), expected));
         }
         let init = match hosts {
-            Hosts::Fresh => init_of(&config, read)?,
+            Hosts::Fresh => read.init(&config)?,
             Hosts::InProgress => None,
         };
-        Ok(Self { config, host, slots, init })
+        let script = read.script(&config)?;
+        Ok(Self { config, host, slots, init, script })
     }
 }
 
@@ -206,7 +221,9 @@ impl Names {
         let inits: BTreeMap<_, _> = inits.map(|file| (file.path(), file)).collect();
         let init = inits.into_values().map(|file| weights("init", file));
         let starts = self.starts.iter().map(|file| weights("start-topology", file));
-        let script = self.script.iter().map(|script| script.input());
+        let scripts = self.members.iter().filter_map(|member| member.script.as_deref());
+        let scripts: BTreeMap<_, _> = scripts.map(|file| (file.path(), file)).collect();
+        let script = scripts.into_values().map(ScriptFile::input);
         let blueprints = self.blueprints.files.iter().cloned();
         let files = init.chain(starts).chain(script).chain(blueprints);
         files.map(|file| self.as_it_began(file)).collect()
@@ -225,7 +242,7 @@ impl Names {
         let relocated = others.moved.map(|moved| config.moved(moved));
         let config = relocated.as_ref().unwrap_or(config);
         let devices = Devices::assign(config)?;
-        let mut read = ReadWeights::new();
+        let mut read = ReadFiles::default();
         let members: Vec<_> = config
             .of_members()
             .into_iter()
@@ -248,22 +265,15 @@ impl Names {
             let expected = "one of --init, which brings its own topology, and --start-topology";
             return Err(Error::value("start-topology", "with --init", expected));
         }
-        let script = ScriptFile::read(&config.controller)?.map(Arc::new);
         let blueprints = Blueprints::read(config, others.blueprints)?;
         let (policy, moved) = (None, others.moved.cloned());
-        Ok(Self { devices, spec, isa, members, starts, script, blueprints, policy, moved })
+        Ok(Self { devices, spec, isa, members, starts, blueprints, policy, moved })
     }
 }
 
 /// Checks that a controller that knows slots by their number gets the same slots from all members.
 fn check_same_slots(config: &TrainConfig, members: &[MemberNames]) -> Result<()> {
-    let by_number = matches!(
-        config.controller,
-        ControllerKind::Ppo
-            | ControllerKind::Policy(_)
-            | ControllerKind::Greedy(_)
-            | ControllerKind::Fixed(_)
-    );
+    let by_number = config.controller.is_policy();
     let [first, others @ ..] = members else { return Ok(()) };
     match others.iter().find(|other| by_number && other.slots != first.slots) {
         None => Ok(()),

@@ -1,7 +1,7 @@
 //! The action script of controller `fixed:FILE`, as read from its file.
 
 use std::fmt::Display;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use meristem_control::Script;
 use meristem_device::named_file;
@@ -19,14 +19,18 @@ pub(crate) struct ScriptFile {
 }
 
 impl ScriptFile {
-    /// Reads the script of a controller; `None` if the controller has none.
+    /// Reads the script at `path`.
     ///
     /// # Errors
     /// [`Error::Value`]: the file cannot be read.
-    pub(super) fn read(controller: &ControllerKind) -> Result<Option<Self>> {
-        let ControllerKind::Fixed(path) = controller else { return Ok(None) };
-        let text = named_file::text(path).map_err(|error| unusable(controller, &error))?;
-        Ok(Some(Self { path: path.clone(), text }))
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = named_file::text(path).map_err(|error| unusable(path, &error))?;
+        Ok(Self { path: path.into(), text })
+    }
+
+    /// The path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The file with its checksum.
@@ -43,13 +47,17 @@ impl ScriptFile {
     /// # Errors
     /// [`Error::Value`]: a line is no action of such a host.
     pub(super) fn parse(&self, host: &Host) -> Result<Script> {
-        let controller = ControllerKind::Fixed(self.path.clone());
-        let script = Script::parse(&controller.to_string(), &self.text, host);
-        script.map_err(|error| unusable(&controller, &error))
+        let script = Script::parse(&named(&self.path), &self.text, host);
+        script.map_err(|error| unusable(&self.path, &error))
     }
 }
 
-fn unusable(controller: &ControllerKind, problem: &dyn Display) -> Error {
+/// The controller with this script, as in settings.
+fn named(path: &Path) -> String {
+    ControllerKind::Fixed(path.into()).to_string()
+}
+
+fn unusable(path: &Path, problem: &dyn Display) -> Error {
     let expected = "a readable action script with one JSON object per line";
-    Error::value("controller", format!("{controller} ({problem})"), expected)
+    Error::value("controller", format!("{} ({problem})", named(path)), expected)
 }

@@ -45,10 +45,8 @@ impl StepContext<'_, '_> {
     /// one that trains some members of another run. Otherwise the run ends: a
     /// policy learns from all envs or from none, and a program counts on its envs.
     pub(super) fn ends_members(&mut self) -> bool {
-        let decides = matches!(
-            self.controller,
-            AnyController::Rules(_) | AnyController::Heuristic(_) | AnyController::Script(_)
-        );
+        let decides =
+            matches!(self.controller, AnyController::Envs(_) | AnyController::Deciding(_));
         let config = &self.setup.config;
         let has_others = config.members_len() > 1 || config.env_numbers.is_some();
         decides && self.processes == 1 && has_others

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use meristem_data::order::EpochMode;
 use meristem_data::{
     Augment, Batch, Dataset, DatasetSpec, EnvGather, GatherBatches, GatherConfig, InputKind,
-    Normalization, Residency, SampleShape, Split, cache,
+    Normalization, Residency, SampleShape, Split, Subset, cache,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream, read_back};
@@ -163,6 +163,43 @@ pub(crate) fn own_options_are_those_of_all(device: &Device, dataset: &Arc<Datase
             let expected: Vec<_> = alone[number].iter().skip(env).step_by(3).cloned().collect();
             assert!(got[env] == expected, "env {env} with options {number} of {of_envs:?}");
         }
+    }
+}
+
+/// Checks that an env with its own samples has the batches that it has when all envs have them,
+/// from the beginning and when it gets them later.
+pub(crate) fn own_samples_are_those_of_all(device: &Device, dataset: &Arc<Dataset>) {
+    let all =
+        GatherConfig { epoch_mode: EpochMode::Full, ..GatherConfig::new(4, vec![device.id(); 3]) };
+    let lists: [Arc<[u32]>; 3] =
+        [(0..23).collect(), [3, 3, 5, 9, 20].into(), (1..18).collect::<Vec<_>>().into()];
+    let alone = lists.each_ref().map(|list| {
+        let config = GatherConfig { subset: Subset::Shared(list.clone()), ..all.clone() };
+        epoch_of(device, dataset, &config, 2)
+    });
+    let streams: Vec<Stream> = all.devices.iter().map(|_| device.stream("env")).collect();
+    for subset in [Subset::All, Subset::PerEnv(lists.to_vec())] {
+        let begun = GatherConfig { subset, ..all.clone() };
+        let mut gather =
+            GatherBatches::new(&begun, std::slice::from_ref(dataset), &streams).unwrap();
+        for of_envs in [[0, 1, 2], [1, 1, 2], [2, 0, 0]] {
+            for (env, number) in of_envs.into_iter().enumerate() {
+                gather.set_samples(env, &lists[number]).unwrap();
+            }
+            gather.start_epoch(2).unwrap();
+            let mut got = vec![vec![]; 3];
+            while let Some(step) = gather.next().unwrap() {
+                for batch in &step {
+                    got[batch.env].push(images_of(batch));
+                }
+            }
+            for (env, number) in of_envs.into_iter().enumerate() {
+                let expected: Vec<_> = alone[number].iter().skip(env).step_by(3).cloned().collect();
+                assert!(got[env] == expected, "env {env} with list {number} of {of_envs:?}");
+            }
+        }
+        let error = gather.set_samples(0, &[23].into()).unwrap_err().to_string();
+        assert!(error.contains("indices below 23"), "{error}");
     }
 }
 

@@ -5,13 +5,13 @@ use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
 use meristem::nn::ScoreKind;
-use meristem::train::reading::Run;
+use meristem::train::reading::{MemberHistory, Run};
 use serde_json::{Map, json};
 
 use super::super::{Outcome, print_json};
 use super::read;
 use crate::cli::CompareArguments;
-use crate::page::{differences, results, scores, skipped};
+use crate::page::{differences, ranked, results, scores, skipped};
 use crate::plain::{self, printable};
 use crate::plot::SIZE;
 use crate::{score, table};
@@ -128,8 +128,24 @@ pub(in crate::commands) fn as_json(runs: &[&Run]) -> serde_json::Value {
     json!({
         "runs": runs.iter().map(|run| score::row(&run.overview)).collect::<Vec<_>>(),
         "settings": differ.collect::<Map<_, _>>(),
+        "members": runs.iter().map(|run| members(run)).collect::<Vec<_>>(),
         &*format!("control_{key}"): scores.collect::<Vec<_>>(),
     })
+}
+
+/// The members of a run, best first.
+fn members(run: &Run) -> Vec<serde_json::Value> {
+    let key = run.history.score_kind().key();
+    let member = |(number, member): (usize, &MemberHistory)| {
+        json!({
+            "number": number,
+            "settings": member.settings,
+            "steps": member.steps(),
+            "ended": member.ended.as_ref().map(|(_, reason)| reason),
+            &*format!("control_{key}"): member.score(),
+        })
+    };
+    ranked(run).into_iter().map(member).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Groups of parameters by name, with other numbers of the optimiser.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -61,6 +62,12 @@ impl ParamGroups {
     /// The group of a parameter, with its position.
     pub(crate) fn find(&self, name: &str) -> Option<(usize, &ParamGroup)> {
         self.0.iter().enumerate().find(|(_, group)| matches(&group.pattern, name))
+    }
+
+    /// The first pattern that matches none of these names.
+    pub(crate) fn unmatched(&self, names: &BTreeSet<String>) -> Option<&str> {
+        let mut patterns = self.0.iter().map(|group| &*group.pattern);
+        patterns.find(|pattern| !names.iter().any(|name| matches(pattern, name)))
     }
 }
 

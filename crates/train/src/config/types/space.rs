@@ -17,8 +17,11 @@ const OR: char = '|';
 /// Before the condition of a dimension.
 const WHEN: &str = " when ";
 
-/// Settings that [`Space::perturb`] never changes, because a copy has the weights of its origin.
-const KEPT_BY_COPIES: [&str; 5] = ["host", "slots", "optimizer", "init", "controller"];
+/// Settings that [`Space::perturb`] never changes. A copy has the weights, the optimiser's state
+/// and the controller's memory of its origin. More data is always better, so the share would only
+/// grow from copy to copy. A seed is not better near a good one.
+const KEPT_BY_COPIES: [&str; 8] =
+    ["host", "slots", "optimizer", "init", "controller", "seed", "train_share", "bootstrap"];
 
 /// Condition of a dimension: another setting has one of some values.
 #[derive(Clone, Debug, PartialEq)]

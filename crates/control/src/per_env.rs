@@ -1,0 +1,159 @@
+//! A controller for each env: envs of one run may follow different rules.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::action::Action;
+use crate::controller::Controller;
+use crate::error::Result;
+use crate::heuristic::{Heuristic, HeuristicConfig};
+use crate::random::RandomController;
+use crate::script::Script;
+use crate::state::ControllerState;
+use crate::view::EnvView;
+
+/// A controller of one env that neither learns nor looks at other envs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum EnvController {
+    /// Nothing grows.
+    None,
+    /// The heuristic with these constants.
+    Heuristic(Box<HeuristicConfig>),
+    /// Legal actions that are drawn with this seed.
+    Random(u64),
+    /// A script of actions.
+    Script(Arc<Script>),
+}
+
+impl EnvController {
+    /// Whether both are of one kind, so that they have the same memory, or nothing grows.
+    fn is_like(&self, usual: &Self) -> bool {
+        *self == Self::None || std::mem::discriminant(self) == std::mem::discriminant(usual)
+    }
+}
+
+/// Memory of all kinds of controllers.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Memories {
+    heuristic: Vec<u8>,
+    random: Vec<u8>,
+    /// Envs that were rolled back in this episode.
+    rolled_back: BTreeSet<usize>,
+}
+
+/// Controllers of all envs, each of which decides as if all envs had it.
+#[derive(Clone, Debug)]
+pub struct EnvControllers {
+    name: String,
+    /// Controller of an env without one of its own.
+    usual: EnvController,
+    own: BTreeMap<usize, EnvController>,
+    heuristic: Heuristic,
+    random: RandomController,
+    /// Envs that were rolled back in this episode.
+    rolled_back: BTreeSet<usize>,
+}
+
+impl EnvControllers {
+    /// The controller `usual` for all envs. `name` is its name in the configuration.
+    pub fn new(name: &str, usual: EnvController) -> Self {
+        Self {
+            name: name.into(),
+            usual,
+            own: BTreeMap::new(),
+            heuristic: Heuristic::default(),
+            random: RandomController::new(0),
+            rolled_back: BTreeSet::new(),
+        }
+    }
+
+    /// Gives an env a controller of its own from now on.
+    pub fn set_env(&mut self, env: usize, controller: EnvController) {
+        self.own.insert(env, controller);
+    }
+
+    /// The controller of an env.
+    pub fn of_env(&self, env: usize) -> &EnvController {
+        self.own.get(&env).unwrap_or(&self.usual)
+    }
+
+    fn decide(&mut self, view: &EnvView<'_>) -> Result<Action> {
+        Ok(match self.own.get(&view.env).unwrap_or(&self.usual) {
+            EnvController::None => Action::Wait,
+            EnvController::Heuristic(config) => self.heuristic.decide(view, config),
+            EnvController::Random(seed) => self.random.decide(view, *seed),
+            EnvController::Script(script) => {
+                script.decide(view, self.rolled_back.contains(&view.env))?
+            }
+        })
+    }
+}
+
+impl Controller for EnvControllers {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn begin_episode(&mut self, env: usize) {
+        self.heuristic.begin_episode(env);
+        self.rolled_back.remove(&env);
+    }
+
+    fn copy_env(&mut self, from: usize, to: usize) {
+        self.heuristic.copy_env(from, to);
+        self.random.copy_env(from, to);
+        if self.rolled_back.contains(&from) {
+            self.rolled_back.insert(to);
+        } else {
+            self.rolled_back.remove(&to);
+        }
+    }
+
+    fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
+        views.iter().map(|view| self.decide(view)).collect()
+    }
+
+    fn roll_back(&mut self, env: usize, _cause: Option<usize>, _penalty: f32) -> Result<()> {
+        self.rolled_back.insert(env);
+        Ok(())
+    }
+
+    /// The state of the usual controller, as long as all envs have it or grow nothing; else that of
+    /// all kinds.
+    fn save(&self) -> Result<ControllerState> {
+        if self.own.values().all(|own| own.is_like(&self.usual)) {
+            return match self.usual {
+                EnvController::None => Ok(ControllerState::default()),
+                EnvController::Heuristic(_) => self.heuristic.save(),
+                EnvController::Random(_) => self.random.save(),
+                EnvController::Script(_) => {
+                    ControllerState::from_memory(&self.name, &self.rolled_back)
+                }
+            };
+        }
+        let (heuristic, random) = (self.heuristic.save()?.memory, self.random.save()?.memory);
+        let memories = Memories { heuristic, random, rolled_back: self.rolled_back.clone() };
+        ControllerState::from_memory(&self.name, &memories)
+    }
+
+    fn restore(&mut self, state: &ControllerState) -> Result<()> {
+        let of = |memory| ControllerState { memory, ..ControllerState::default() };
+        if let Ok(Memories { heuristic, random, rolled_back }) = state.memory(&self.name) {
+            let mut restored = self.clone();
+            restored.heuristic.restore(&of(heuristic))?;
+            restored.random.restore(&of(random))?;
+            *self = Self { rolled_back, ..restored };
+            return Ok(());
+        }
+        match self.usual {
+            EnvController::None => {}
+            EnvController::Heuristic(_) => self.heuristic.restore(state)?,
+            EnvController::Random(_) => self.random.restore(state)?,
+            EnvController::Script(_) => self.rolled_back = state.memory(&self.name)?,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,128 @@
+//! Settings that have no effect beside others.
+
+use super::table::TrainConfig;
+use super::types::ControllerKind;
+
+/// Settings of growth, which an env without a controller has no use for.
+const OF_GROWTH: [&str; 7] = [
+    "max_modules",
+    "max_parameters",
+    "max_macs",
+    "birth",
+    "width_init",
+    "min_training_steps",
+    "min_contribution",
+];
+
+/// Settings of the heuristic.
+const OF_HEURISTIC: [&str; 8] = [
+    "plateau_steps",
+    "plateau_gain",
+    "parameters_per_image",
+    "max_gap",
+    "tempo",
+    "widen_by",
+    "widen_pause",
+    "widen_up_to",
+];
+
+/// Settings of wider layers.
+const OF_WIDTH: [&str; 3] = ["width_init", "widen_pause", "widen_up_to"];
+
+/// A setting of members on which no result of theirs depends.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct IdleSetting {
+    /// Its key.
+    pub(crate) key: String,
+    /// Numbers of the members that have it without effect.
+    pub(crate) members: Vec<usize>,
+    /// The reason, after `because`.
+    pub(crate) reason: String,
+}
+
+impl TrainConfig {
+    /// The settings of members that have no effect, because other settings make them idle.
+    pub(crate) fn idle_settings(&self) -> Vec<IdleSetting> {
+        let mut idle: Vec<IdleSetting> = vec![];
+        let members = self.members.iter().flat_map(|members| members.all());
+        for (number, (member, config)) in members.zip(self.of_members()).enumerate() {
+            for (key, reason) in member.settings().filter_map(|(key, _)| config.idle(key)) {
+                match idle.iter_mut().find(|known| (&*known.key, &*known.reason) == (key, &reason))
+                {
+                    Some(known) => known.members.push(number),
+                    None => {
+                        let members = vec![number];
+                        idle.push(IdleSetting { key: key.into(), members, reason });
+                    }
+                }
+            }
+        }
+        idle
+    }
+
+    /// The reason why a setting of an env has no effect beside the others, if it has none.
+    fn idle<'a>(&self, key: &'a str) -> Option<(&'a str, String)> {
+        let controller = &self.controller;
+        let is_heuristic = *controller == ControllerKind::Heuristic;
+        // Scripts and programs may widen, the heuristic does if it is told so.
+        let widens = match controller {
+            ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
+            ControllerKind::Fixed(_) | ControllerKind::External => true,
+            _ => false,
+        };
+        let of_growth = OF_GROWTH.contains(&key) || OF_HEURISTIC.contains(&key);
+        let reason = if of_growth && *controller == ControllerKind::None {
+            "nothing grows with controller none".into()
+        } else if OF_HEURISTIC.contains(&key) && !is_heuristic {
+            format!("it is a rule of the heuristic, and the controller is {controller}")
+        } else if OF_WIDTH.contains(&key) && is_heuristic && !widens {
+            "the heuristic widens no layer with widen-by 0".into()
+        } else if OF_WIDTH.contains(&key) && !widens {
+            format!("controller {controller} widens no layer")
+        } else if key == "plateau_gain" && self.heuristic.plateau_steps == 0 {
+            "the heuristic waits for no plateau with plateau-steps 0".into()
+        } else {
+            return None;
+        };
+        Some((key, reason))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigLayer;
+
+    /// `key: members: reason` of the idle settings of a run with these settings.
+    fn idle(settings: &[(&str, &str)]) -> Vec<String> {
+        let mut flags = ConfigLayer::default();
+        settings.iter().for_each(|(key, text)| flags.set(key, text).unwrap());
+        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
+        let text = |IdleSetting { key, members, reason }| format!("{key} {members:?}: {reason}");
+        config.idle_settings().into_iter().map(text).collect()
+    }
+
+    #[test]
+    fn settings_without_effect_have_reasons() {
+        let members = r#"[{"controller": "none", "max_gap": 1, "birth": "joint", "lr": 0.1},
+            {"max_gap": 1}, {"widen_pause": 2}, {"widen_pause": 2, "widen_by": 0.5},
+            {"controller": "none", "birth": "joint"}, {"controller": "random", "tempo": "slow"},
+            {"controller": "random", "width_init": "net2wider", "birth": "joint"},
+            {"plateau_gain": 1}, {"plateau_gain": 1, "plateau_steps": 2},
+            {"width_init": "net2wider", "widen_by": 1}]"#;
+        assert_eq!(
+            idle(&[("members", members)]),
+            [
+                "max_gap [0]: nothing grows with controller none",
+                "birth [0, 4]: nothing grows with controller none",
+                "widen_pause [2]: the heuristic widens no layer with widen-by 0",
+                "tempo [5]: it is a rule of the heuristic, and the controller is random",
+                "width_init [6]: controller random widens no layer",
+                "plateau_gain [7]: the heuristic waits for no plateau with plateau-steps 0",
+            ]
+        );
+        assert!(idle(&[("members", "widen_pause=2,3"), ("widen_by", "0.5")]).is_empty());
+        assert!(idle(&[("members", "lr=2,3"), ("controller", "none")]).is_empty());
+        assert!(idle(&[]).is_empty());
+    }
+}

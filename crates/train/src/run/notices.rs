@@ -1,0 +1,69 @@
+//! Notices about settings of a run that do not do what one may expect of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use meristem_control::{Controller, Script};
+
+use crate::config::{IdleSetting, TrainConfig};
+use crate::record::observer::{Notice, Observer};
+use crate::settings::{ControllerKind, TaskKind};
+use crate::setup::Setup;
+
+/// Notes settings that have no effect in this run.
+pub(super) fn idle_settings(setup: &Setup, observer: &mut dyn Observer) {
+    let TrainConfig { steps, controller, heuristic, .. } = &setup.config;
+    for (script, (parsed, envs)) in scripts(setup) {
+        let (lines, envs) = (parsed.idle_lines(*steps, &envs), Vec::from_iter(envs));
+        if !lines.is_empty() {
+            let (lines, envs) = (&lines, &envs);
+            observer.notice(&Notice::IdleScriptLines { script, lines, steps: *steps, envs });
+        }
+    }
+    let members = 0..setup.config.members_len();
+    let warmups: BTreeSet<usize> =
+        members.clone().map(|number| setup.member(number).config.lr_warmup).collect();
+    for warmup in warmups.into_iter().filter(|warmup| warmup > steps) {
+        observer.notice(&Notice::WarmupBeyondEpisode { warmup, steps: *steps });
+    }
+    let is_used = |number| setup.member(number).config.controller == ControllerKind::Heuristic;
+    if heuristic.widen_by > 0.0 && !members.clone().any(is_used) {
+        let reason = format!(
+            "only the heuristic makes layers wider by it, and the controller is {controller}"
+        );
+        let (key, members) = ("widen_by", &[][..]);
+        observer.notice(&Notice::IdleSetting { key, members, reason: &reason });
+    }
+    for IdleSetting { key, members, reason } in setup.config.idle_settings() {
+        let (key, members, reason) = (&*key, &*members, &*reason);
+        observer.notice(&Notice::IdleSetting { key, members, reason });
+    }
+}
+
+/// The scripts of the run by their controllers, with the numbers of the envs that follow them.
+fn scripts(setup: &Setup) -> BTreeMap<&str, (&Script, BTreeSet<usize>)> {
+    let config = &setup.config;
+    let mut scripts = BTreeMap::new();
+    for env in 0..config.envs {
+        if let Some(script) = &setup.member(env).script {
+            let (_, envs) =
+                scripts.entry(script.name()).or_insert_with(|| (&**script, BTreeSet::new()));
+            envs.insert(config.env_number(env));
+        }
+    }
+    scripts
+}
+
+/// Notes the least frequent class, if it has fewer samples than there are folds.
+pub(super) fn rare_class(setup: &Setup, observer: &mut dyn Observer) {
+    let Setup { config, info, task, .. } = setup;
+    let Some(folds) = config.folds.filter(|_| task.kind == TaskKind::Classify) else { return };
+    let wanted = |class: usize| {
+        task.classes.as_ref().is_none_or(|classes| classes.contains(&(class as u32)))
+    };
+    let counts = info.classes.iter().zip(&info.per_class).enumerate();
+    let counts = counts.filter(|(class, (_, samples))| wanted(*class) && **samples > 0);
+    let least = counts.map(|(_, (name, samples))| (name, *samples)).min_by_key(|least| least.1);
+    if let Some((class, samples)) = least.filter(|(_, samples)| *samples < folds) {
+        observer.notice(&Notice::RareClass { class, samples, folds });
+    }
+}
