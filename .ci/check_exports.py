@@ -41,6 +41,7 @@ BRANCHES = [
     {"branches": {"join": "concat", "branches": [["global_max_pool"], ["global_avg_pool"], ["flatten"]]}},
     {"linear": {"out": 16, "bias": False}}, "relu", "elu", "rms_norm", {"linear": {"out": 16}}, "gelu", "silu",
     {"leaky_relu": {"slope": 0.2}}, "gelu_tanh", {"linear": {"out": 16}}, "softplus", "hard_swish",
+    {"dropout": {"p": 0.3}},
     {"linear": {"out": "classes"}},
 ]
 

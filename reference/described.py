@@ -1,4 +1,4 @@
-"""Writes golden/host_{residual,mixed,joined,normed}.safetensors: the first SGD steps of hosts that are described
+"""Writes golden/host_{residual,mixed,joined,normed,dropped}.safetensors: the first SGD steps of hosts that are described
 layer by layer. The metadata has the description, in JSON.
 
 The modules are written out by hand, so that they do not share a reader of descriptions with the test.
@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from common import SEED
@@ -229,6 +230,74 @@ NORMED = [
 ]  # fmt: skip
 
 
+WORD = 2**32 - 1
+
+
+def philox(key: tuple[int, int], counter: tuple[int, ...]) -> list[int]:
+    """Philox4x32 with 10 rounds (Salmon et al. 2011): four words."""
+    k0, k1 = key
+    x = list(counter)
+    for _ in range(10):
+        a, b = 0xD2511F53 * x[0], 0xCD9E8D57 * x[2]
+        x = [b >> 32 ^ x[1] ^ k0, b & WORD, a >> 32 ^ x[3] ^ k1, a & WORD]
+        k0, k1 = k0 + 0x9E3779B9 & WORD, k1 + 0xBB67AE85 & WORD
+    return x
+
+
+class Dropout(nn.Module):
+    """Dropout with the draws of seed 1, env 0 and a layer's name."""
+
+    def __init__(self, name: str, p: float) -> None:
+        super().__init__()
+        # The setting is an f32.
+        self.p, self.batch = float(np.float32(p)), 0
+        hash64 = 0xCBF29CE484222325
+        for byte in name.encode():
+            hash64 = (hash64 ^ byte) * 0x100000001B3 % 2**64
+        k0, k1, *_ = philox((1, 0), (0, 12, 0, 0))
+        first, second, *_ = philox((k0, k1), (0, 0, hash64 & WORD, hash64 >> 32))
+        self.key = (first, second)
+
+    def mask(self, shape: torch.Size) -> Tensor:
+        """The kept elements of the current batch."""
+        count, batch = shape.numel(), (self.batch & WORD, self.batch >> 32)
+        blocks = range((count + 63) // 64 * 16)
+        words = np.array([philox(self.key, (block, 0, *batch)) for block in blocks])
+        # Word w of 16 neighbouring blocks has 16 neighbouring elements.
+        words = words.reshape(-1, 16, 4).transpose(0, 2, 1).reshape(-1)[:count]
+        kept = torch.from_numpy(words >= round(self.p * 2**32))
+        if len(shape) == 2:
+            return kept.view(shape)
+        n, c, h, w = shape
+        return kept.view(n, h, w, c).permute(0, 3, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.mask(x.shape)
+        self.batch += 1
+        return x * kept / (1 - self.p)
+
+
+def dropped() -> Host:
+    """Dropout of images and vectors, beside layers that are computed together."""
+    body = [conv(8, 8, 3), nn.BatchNorm2d(8), Dropout("inner", 0.1)]
+    return Host(
+        conv(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), Dropout("layers.3", 0.2), nn.MaxPool2d(2), Identity(),
+        Residual(nn.Sequential(*body)), nn.ReLU(), Pooled(), Dropout("layers.9", 0.5),
+        nn.Linear(8, 30), nn.ReLU(), Dropout("layers.12", 0.0), nn.Linear(30, CLASSES),
+    )  # fmt: skip
+
+
+DROPPED = [
+    {"conv2d": {"out": 8, "kernel": 3}}, "batch_norm", "relu", {"dropout": {"p": 0.2}},
+    {"max_pool2d": {"kernel": 2}}, {"slot": {"name": "stem"}},
+    {"residual": {"body": [
+        {"conv2d": {"out": 8, "kernel": 3}}, "batch_norm", {"dropout": {"p": 0.1, "name": "inner"}},
+    ]}}, "relu",
+    "global_avg_pool", {"dropout": {"p": 0.5}}, {"linear": {"out": 30}}, "relu", {"dropout": {"p": 0}},
+    {"linear": {"out": "classes"}},
+]  # fmt: skip
+
+
 def write(name: str, make: Callable[[], nn.Module], layers: list[Any], side: int) -> None:
     torch.manual_seed(SEED)
     description = json.dumps({"name": name, "layers": layers})
@@ -242,3 +311,4 @@ if __name__ == "__main__":
     write("mixed", mixed, MIXED, 11)
     write("joined", Joined, JOINED, 12)
     write("normed", normed, NORMED, 14)
+    write("dropped", dropped, DROPPED, 12)

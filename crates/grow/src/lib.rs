@@ -77,9 +77,9 @@ pub use lifecycle::{
 };
 pub use optimisers::Optimisers;
 pub use spec::{
-    BranchJoin, Cnn, DESCRIPTION_BYTES_MAX, Features, HostError, HostLayer, HostSpec, HostSummary,
-    LayerSummary, PRESETS, Padding, PerAxis, READY_MADE, SizedLayer, Slope, SlotName, TaskShape,
-    WidenableLayer,
+    BranchJoin, Cnn, DESCRIPTION_BYTES_MAX, DropRate, Features, HostError, HostLayer, HostSpec,
+    HostSummary, LayerSummary, PRESETS, Padding, PerAxis, READY_MADE, SizedLayer, Slope, SlotName,
+    TaskShape, WidenableLayer,
 };
 pub use suggest::nearest;
 pub use topology::{TOPOLOGY_VERSION, Topology, TopologyModule, TopologySlot, host_json};

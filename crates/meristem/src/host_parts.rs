@@ -116,6 +116,7 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
         | HostLayer::GeluTanh
         | HostLayer::Silu
         | HostLayer::Softplus
-        | HostLayer::HardSwish => return None,
+        | HostLayer::HardSwish
+        | HostLayer::Dropout { .. } => return None,
     })
 }

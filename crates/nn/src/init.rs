@@ -74,7 +74,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 }
 
 /// FNV-1a, 64 bits. Written out here because repeatable runs depend on it.
-fn name_key(name: &str) -> u64 {
+pub(crate) fn name_key(name: &str) -> u64 {
     name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
     })

@@ -138,7 +138,8 @@ pub struct GroupSize {
     pub moments: usize,
     /// f32 elements of buffers (running statistics).
     pub state: usize,
-    /// i64 counters (`num_batches_tracked`, and the steps of each parameter).
+    /// i64 counters (`num_batches_tracked`, the steps of each parameter, and the batches of
+    /// dropout).
     pub counters: usize,
 }
 
@@ -155,6 +156,8 @@ pub struct ParamLayout {
     /// Per group whose optimiser [counts steps](crate::graph::OptimiserKind::counts_steps), the
     /// counters of the group's parameters, in order.
     pub steps: Vec<Option<std::ops::Range<usize>>>,
+    /// The counter of batches among the host's, for a graph with dropout.
+    pub dropout: Option<usize>,
 }
 
 impl ParamLayout {
@@ -189,7 +192,13 @@ impl ParamLayout {
             }
             steps.push(kind.counts_steps().then_some(counters));
         }
-        Self { groups, params, buffers, steps }
+        let dropout = (!graph.dropouts.is_empty()).then(|| {
+            let counters = &mut groups[GroupId::HOST.index()].counters;
+            let place = *counters;
+            *counters = padded(place + 1);
+            place
+        });
+        Self { groups, params, buffers, steps, dropout }
     }
 
     /// The counter of a parameter's steps, by the parameter's position in its group.

@@ -17,7 +17,8 @@ pub enum Space {
     /// Weight of each class in the loss, f32. Read only.
     ClassWeights,
     /// Numbers of the optimisers, f64, by group
-    /// ([`Optimiser::hyperparameters`](crate::graph::Optimiser)). Read only.
+    /// ([`Optimiser::hyperparameters`](crate::graph::Optimiser)), then those of the dropout layers.
+    /// Read only.
     Hyperparameters,
     /// The rows of alphas of this run, f32. Read only.
     Alphas,
@@ -31,7 +32,8 @@ pub enum Space {
     Momentum(GroupId),
     /// Running statistics of a group, f32.
     State(GroupId),
-    /// Batches counted by each batch norm of a group, and the steps of its parameters, i64.
+    /// Batches counted by each batch norm of a group, the steps of its parameters, and in the host's
+    /// group the batches of dropout, i64.
     Counters(GroupId),
     /// The n-th result, which the caller keeps.
     Output(usize),

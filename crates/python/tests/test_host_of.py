@@ -609,10 +609,14 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "elu": (lambda: simple(lambda self, x: F.elu(x, 0.5)), ["alpha=0.5, expected alpha=1.0"]),
     "softplus": (lambda: simple(lambda self, x: F.softplus(x, beta=2)),
                  ["beta=2, expected beta=1"]),
-    "dropout": (lambda: simple(lambda self, x: self.a(x), a=nn.Dropout(0.5)),
-                ["`a` (", "Dropout in training mode", "module.eval()"]),
-    "functional dropout": (lambda: simple(lambda self, x: F.dropout(x, 0.5)),
-                           ["dropout in training mode"]),
+    "dropout of channels": (lambda: simple(lambda self, x: self.a(x), a=nn.Dropout2d(0.5)),
+                            ["`a` (", "Dropout2d in training mode", "module.eval()"]),
+    "functional dropout of channels": (lambda: simple(lambda self, x: F.dropout2d(x, 0.5)),
+                                       ["dropout2d in training mode", "single elements"]),
+    "dropout in evaluation": (lambda: simple(lambda self, x: F.dropout(x, 0.5)),
+                              ["logits that differ", "training=self.training"]),
+    "all dropped": (lambda: simple(lambda self, x: self.a(x), a=nn.Dropout(1.0)),
+                    ["`a` (", "p=1.0", "from 0 to below 1"]),
     "type": (lambda: simple(lambda self, x: x).double(), ["`conv` (", "`weight` of torch.float64"]),
     "half": (lambda: simple(lambda self, x: x).bfloat16(), ["`weight` of torch.bfloat16"]),
     "shape": (lambda: simple(lambda self, x: self.a(x), a=conv(5, 4)),
@@ -631,6 +635,24 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "hook": (hooked, ["logits that differ from those of its layers", "remove hooks"]),
     "in place": (lambda: simple(changed, a=conv(4, 4)), ["logits that differ", "in place"]),
 }  # fmt: skip
+
+
+def test_dropout_is_a_layer_in_training_mode() -> None:
+    def forward(self: Any, x: Any) -> Any:
+        x = F.dropout(self.a(x).relu(), 0.25, training=self.training)
+        return self.fc(self.drop(x.flatten(1)))
+
+    module = Fn(forward, a=conv(3, 4), drop=nn.Dropout(0.1), fc=nn.Linear(4 * 64, 5))
+    host, weights = host_of(module.train(), images(2, side=8))
+    found = [layer.p for layer in host.layers if isinstance(layer, layers.Dropout)]
+    assert found == [0.25, 0.1]
+    back = meristem.torch.load(weights)
+    x = images(2, side=8)
+    assert torch.allclose(back(x), module.eval()(x), atol=1e-6)
+    torch.manual_seed(1)
+    assert not torch.allclose(back.train()(x), back.eval()(x))
+    without, _ = host_of(module.eval(), images(2, side=8))
+    assert not any(isinstance(layer, layers.Dropout) for layer in without.layers)
 
 
 @pytest.mark.parametrize("name", REFUSED)

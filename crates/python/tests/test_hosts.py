@@ -86,6 +86,16 @@ def test_the_example_of_the_documentation_runs(
         own.save("own.toml")
 
 
+def test_members_have_rates_of_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(block("dropout"), "docs/hosts.md", "exec"), names)
+    run = names["run"]
+    assert len({place["control"]["mean"] for place in run.leaderboard}) == 3
+    with pytest.raises(errors.SettingError, match="has no dropout layers"):
+        meristem.train(host="mlp:8", dataset="mnist1d", dropout=0.1, controller="none", steps=1)
+
+
 ACTIVATIONS = (nn.ELU, nn.GELU, nn.GELUTanh, nn.SiLU, nn.Softplus, nn.HardSwish)
 
 
@@ -107,6 +117,8 @@ def test_every_layer_survives_a_description() -> None:
         nn.LeakyReLU(),
         nn.LeakyReLU(0.25),
         *(layer() for layer in ACTIVATIONS),
+        nn.Dropout(0.2),
+        nn.Dropout(0.0, name="last"),
         nn.Flatten(),
         nn.Linear(7, bias=False),
         nn.Linear("classes"),
@@ -136,6 +148,7 @@ def test_every_layer_survives_a_description() -> None:
         ([nn.ReLU(), "relu"], "layer 1 of Host: got 'relu', expected a layer of meristem.nn"),
         ([nn.Residual(3)], "layer 0 of Residual: got 3"),  # type: ignore[arg-type]
         ([nn.Conv2d(0, 3)], "`layers.0`: `out` must be 1 to 65536, got 0"),
+        ([nn.Dropout(1.0)], "`layers.0`: `p` must be from 0 to below 1, got 1"),
         ([nn.Conv2d("a", 3)], "layers.0: `conv2d`: invalid type"),  # type: ignore[arg-type]
         ([nn.Slot("a"), nn.Slot("a")], "two slots have the name `a`"),
         ([nn.Branches([nn.ReLU()], join="add")], "expected at least 2 branches, got 1"),

@@ -6,7 +6,7 @@
 /// number of any stream can be computed directly (Salmon et al., "Parallel random numbers: as easy
 /// as 1, 2, 3", SC 2011).
 #[inline]
-fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
+pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
     let (mut key, mut x) = (key, counter);
@@ -52,6 +52,8 @@ pub enum Purpose {
     Members,
     /// Copies and changes of members in population-based training; `env` is the member.
     Exploration,
+    /// Keys of dropout layers; `step` is the layer's name.
+    Dropout,
     /// Any other purpose, with a unique number.
     Custom(u32),
 }
@@ -70,6 +72,7 @@ impl Purpose {
             Purpose::Synthetic => [0, 9],
             Purpose::Members => [0, 10],
             Purpose::Exploration => [0, 11],
+            Purpose::Dropout => [0, 12],
             Purpose::Custom(number) => [1, number],
         }
     }

@@ -95,7 +95,8 @@ impl<'a> OnnxBuilder<'a> {
     /// operations.
     fn passed_on(&self, op: &NodeOp) -> Option<NodeId> {
         match *op {
-            NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => Some(x),
+            NodeOp::Detach(x) | NodeOp::Dropout { x, .. } => Some(x),
+            NodeOp::StraightThrough { host, .. } => Some(host),
             // As in the engine, a blend with alpha 0 is the host's value, bit for bit.
             NodeOp::Blend { inputs, alpha, .. } if self.network.alphas[alpha] == 0.0 => {
                 Some(inputs.host)
@@ -121,7 +122,8 @@ impl<'a> OnnxBuilder<'a> {
             NodeOp::State(_) => return refuse("a recurrent state"),
             NodeOp::Embedding { .. } => return refuse("an embedding"),
             NodeOp::Lstm { .. } => return refuse("an LSTM"),
-            NodeOp::Detach(x) | NodeOp::StraightThrough { host: x, .. } => self.value(x),
+            NodeOp::Detach(x) | NodeOp::Dropout { x, .. } => self.value(x),
+            NodeOp::StraightThrough { host, .. } => self.value(host),
             NodeOp::Conv2d { x, weight, bias, geometry } => self.conv(x, weight, bias, geometry)?,
             NodeOp::BatchNorm { x, weight, bias, running, eps, .. } => {
                 let [scale, shift] = [self.param(weight, None)?, self.param(bias, None)?];

@@ -21,7 +21,7 @@ const FIRST_VERSION: u32 = 1;
 /// would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
-const KINDS: [&str; 26] = [
+const KINDS: [&str; 27] = [
     "conv2d",
     "batch_norm",
     "group_norm",
@@ -37,6 +37,7 @@ const KINDS: [&str; 26] = [
     "silu",
     "softplus",
     "hard_swish",
+    "dropout",
     "max_pool2d",
     "avg_pool2d",
     "slot",
@@ -362,8 +363,8 @@ fn check_name(owner: &str, name: &str, others: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the name of a layer, and that its sizes are in their ranges. `tensors` are the prefixes
-/// of the layers before it.
+/// Checks the name of a layer, and that its sizes are in their ranges. `tensors` are the names of
+/// the layers before it that must be unique.
 fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Result<(), String> {
     let name = layer.name().unwrap_or_default();
     if let HostLayer::Save { name } = layer {
@@ -384,10 +385,14 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
             _ => {}
         }
     }
-    if let Some(prefix) = layer.tensors()
-        && !tensors.insert(prefix)
+    let (unique, what) = match layer {
+        HostLayer::Dropout { name, .. } => (Some(name.as_str()), "draws"),
+        layer => (layer.tensors(), "weights"),
+    };
+    if let Some(name) = unique
+        && !tensors.insert(name)
     {
-        return Err(format!("two layers have the name `{prefix}`; weights are told apart by name"));
+        return Err(format!("two layers have the name `{name}`; {what} are told apart by name"));
     }
     let size = |what: &str, got: usize, least: usize, most: usize| {
         if (least..=most).contains(&got) {
@@ -412,6 +417,9 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
         HostLayer::GroupNorm { groups, .. } => size("groups", groups, 1, SIZE_MAX),
         HostLayer::LeakyRelu { slope } if !(slope.0.is_finite() && slope.0 >= 0.0) => {
             Err(format!("`leaky_relu`: `slope` must be a number of at least 0, got {}", slope.0))
+        }
+        HostLayer::Dropout { p, .. } if !(0.0..1.0).contains(&p.0) => {
+            Err(format!("`{name}`: `p` must be from 0 to below 1, got {}", p.0))
         }
         HostLayer::MaxPool2d { kernel, stride, padding, .. }
         | HostLayer::AvgPool2d { kernel, stride, padding, .. } => {

@@ -90,6 +90,15 @@ pub enum HostLayer {
     Softplus,
     /// `x·min(max(x + 3, 0), 6)/6`.
     HardSwish,
+    /// Elements that are 0 with probability `p` in training, where the others are divided by `1 −
+    /// p`; the identity in evaluation (Srivastava et al. 2014, "Dropout").
+    Dropout {
+        /// Name, unique in the host; the draws depend on it.
+        #[serde(default)]
+        name: String,
+        /// Probability, from 0 to below 1.
+        p: DropRate,
+    },
     /// Maximum of each window; padding never wins.
     MaxPool2d {
         /// Name for errors.
@@ -186,19 +195,29 @@ impl Default for Slope {
     }
 }
 
-impl PartialEq for Slope {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.to_bits() == other.0.to_bits()
-    }
-}
+/// Probability that dropout drops an element. Probabilities are equal if their bits are.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DropRate(pub f32);
 
-impl Eq for Slope {}
+macro_rules! equal_by_bits {
+    ($($number:ty),*) => {$(
+        impl PartialEq for $number {
+            fn eq(&self, other: &Self) -> bool {
+                self.0.to_bits() == other.0.to_bits()
+            }
+        }
 
-impl Hash for Slope {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.to_bits().hash(state);
-    }
+        impl Eq for $number {}
+
+        impl Hash for $number {
+            fn hash<H: Hasher>(&self, state: &mut H) {
+                self.0.to_bits().hash(state);
+            }
+        }
+    )*};
 }
+equal_by_bits!(Slope, DropRate);
 
 /// Formula that joins branches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -288,6 +307,11 @@ impl HostLayer {
         }
     }
 
+    /// Dropout with probability `p`.
+    pub fn dropout(name: impl Into<String>, p: f32) -> Self {
+        HostLayer::Dropout { name: name.into(), p: DropRate(p) }
+    }
+
     /// Name of the slot; `None` for other layers.
     pub fn slot(&self) -> Option<&SlotName> {
         match self {
@@ -312,7 +336,8 @@ impl HostLayer {
     /// Name of the layer or slot; `None` for a layer without one.
     pub fn name(&self) -> Option<&str> {
         match self {
-            HostLayer::MaxPool2d { name, .. }
+            HostLayer::Dropout { name, .. }
+            | HostLayer::MaxPool2d { name, .. }
             | HostLayer::AvgPool2d { name, .. }
             | HostLayer::Residual { name, .. }
             | HostLayer::Branches { name, .. }
@@ -330,6 +355,7 @@ impl HostLayer {
             | HostLayer::GroupNorm { name, .. }
             | HostLayer::LayerNorm { name }
             | HostLayer::RmsNorm { name }
+            | HostLayer::Dropout { name, .. }
             | HostLayer::MaxPool2d { name, .. }
             | HostLayer::AvgPool2d { name, .. }
             | HostLayer::Linear { name, .. }
@@ -422,6 +448,7 @@ impl fmt::Display for HostLayer {
             HostLayer::Silu => f.write_str("silu"),
             HostLayer::Softplus => f.write_str("softplus"),
             HostLayer::HardSwish => f.write_str("hard swish"),
+            HostLayer::Dropout { p, .. } => write!(f, "dropout, p {}", p.0),
             HostLayer::MaxPool2d { kernel, stride, .. }
             | HostLayer::AvgPool2d { kernel, stride, .. } => {
                 let is_max = matches!(self, HostLayer::MaxPool2d { .. });

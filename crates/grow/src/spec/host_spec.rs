@@ -134,6 +134,11 @@ impl HostSpec {
         all
     }
 
+    /// Whether it has dropout layers.
+    pub fn has_dropout(&self) -> bool {
+        self.all_layers().iter().any(|layer| matches!(layer, HostLayer::Dropout { .. }))
+    }
+
     /// Slots in the order of action indices.
     pub fn slots(&self) -> &[SlotName] {
         &self.0.list.slots

@@ -19,7 +19,7 @@ mod width_lists;
 pub use cnn::{Cnn, PRESETS};
 pub(crate) use description::LIST_VERSION;
 pub use error::HostError;
-pub use host_layer::{BranchJoin, Features, HostLayer, Slope};
+pub use host_layer::{BranchJoin, DropRate, Features, HostLayer, Slope};
 pub use host_spec::HostSpec;
 pub use host_summary::{HostSummary, LayerSummary, SizedLayer};
 pub use limits::DESCRIPTION_BYTES_MAX;

@@ -202,6 +202,7 @@ fn add_layer(
         HostLayer::Silu => Ok(b.silu(x)),
         HostLayer::Softplus => Ok(b.softplus(x)),
         HostLayer::HardSwish => Ok(b.hard_swish(x)),
+        HostLayer::Dropout { ref name, p } => b.dropout(x, name, p.0),
         HostLayer::MaxPool2d { ref name, kernel, stride, padding } => {
             b.max_pool2d_with(x, name, pool_window(kernel, stride, padding))
         }

@@ -200,7 +200,8 @@ impl<'a> Between<'a> {
                 | HostLayer::Gelu
                 | HostLayer::GeluTanh
                 | HostLayer::Silu
-                | HostLayer::HardSwish => {}
+                | HostLayer::HardSwish
+                | HostLayer::Dropout { .. } => {}
                 HostLayer::Conv2d { .. } => {
                     return Err(format!(
                         "`{}` reads it in groups",

@@ -8,13 +8,15 @@ use super::task_shape::TaskShape;
 
 /// Largest number of widths.
 const WIDTHS_MAX: usize = 32;
+/// Begin of the part with the probability of dropout, which may be the last of an `mlp`.
+const DROPOUT: &str = "dropout=";
 /// Points of a window of `conv1d`.
 const WINDOW: usize = 5;
 
 /// A family whose hosts differ in the widths of their layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WidthFamily {
-    /// `mlp:256,256`: a multilayer perceptron.
+    /// `mlp:256,256` or `mlp:256,256,dropout=0.2`: a multilayer perceptron.
     Mlp,
     /// `conv1d:16,32,64`: convolutions over signals.
     Conv1d,
@@ -47,14 +49,30 @@ impl WidthFamily {
     /// [`HostError::BadPart`] for a width that is no number, [`HostError::Size`] for one outside
     /// its range, or for too many.
     pub(super) fn layers(self, text: &str) -> Result<Vec<HostLayer>, HostError> {
-        let widths = self.widths(text)?;
+        let (widths_text, dropout) = self.dropout(text)?;
+        let widths = self.widths(widths_text)?;
         let mut layers = match self {
-            WidthFamily::Mlp => perceptron(&widths),
+            WidthFamily::Mlp => perceptron(&widths, dropout),
             WidthFamily::Conv1d => convolutions(&widths),
         };
         let (name, out) = ("classifier".into(), Features::Classes);
         layers.push(HostLayer::Linear { name, out, bias: true });
         Ok(layers)
+    }
+
+    /// The text up to the last part, and the probability of dropout in the last part, if it has one.
+    fn dropout(self, text: &str) -> Result<(&str, Option<f32>), HostError> {
+        let Some((before, part)) = text.rsplit_once(',') else { return Ok((text, None)) };
+        let Some(p) = part.trim().strip_prefix(DROPOUT).filter(|_| self == WidthFamily::Mlp) else {
+            return Ok((text, None));
+        };
+        match p.parse().ok().filter(|p| (0.0..1.0).contains(p)) {
+            Some(p) => Ok((before, Some(p))),
+            None => {
+                let expected = "a probability of dropout from 0 to below 1";
+                Err(HostError::BadPart { given: text.into(), expected, part: part.into() })
+            }
+        }
     }
 
     fn widths(self, text: &str) -> Result<Vec<usize>, HostError> {
@@ -92,14 +110,16 @@ impl WidthFamily {
     }
 }
 
-/// The sample as a vector; then for each width a linear layer, ReLU and the slot `h{i}`.
-fn perceptron(widths: &[usize]) -> Vec<HostLayer> {
+/// The sample as a vector; then for each width a linear layer, ReLU, the slot `h{i}`, and dropout if
+/// there is any.
+fn perceptron(widths: &[usize], dropout: Option<f32>) -> Vec<HostLayer> {
     let mut layers = vec![HostLayer::Flatten];
     for (i, out) in widths.iter().enumerate() {
         let (name, out) = (format!("hidden.{i}"), Features::Count(*out));
         layers.push(HostLayer::Linear { name, out, bias: true });
         layers.push(HostLayer::Relu);
         layers.push(HostLayer::Slot { name: format!("h{i}").into() });
+        layers.extend(dropout.map(|p| HostLayer::dropout(format!("dropout.{i}"), p)));
     }
     layers
 }

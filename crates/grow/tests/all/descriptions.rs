@@ -109,6 +109,47 @@ fn a_multilayer_perceptron_is_its_widths() {
 }
 
 #[test]
+fn dropout_has_a_probability_and_a_name() {
+    let layers = format!(
+        "{{ dropout = {{ p = 0.25 }} }}, {{ dropout = {{ p = 0, name = \"b\" }} }}, {HEAD}"
+    );
+    let host = toml(&layers).unwrap();
+    let (first, second) = (HostLayer::dropout("layers.0", 0.25), HostLayer::dropout("b", 0.0));
+    assert_eq!(host.layers()[..2], [first, second]);
+    assert!(host.has_dropout() && !toml(HEAD).unwrap().has_dropout());
+    assert_eq!(host.description().parse::<HostSpec>().unwrap(), host);
+    // As in evaluation, it costs nothing.
+    let [with, without] = [&*layers, HEAD].map(|layers| toml(layers).unwrap().summary(&CIFAR));
+    let (with, without) = (with.unwrap(), without.unwrap());
+    assert_eq!((with.parameters, with.macs), (without.parameters, without.macs));
+    for (layer, words) in [
+        ("{ dropout = { p = 1 } }", "`layers.0`: `p` must be from 0 to below 1, got 1"),
+        ("{ dropout = { p = -0.5 } }", "from 0 to below 1, got -0.5"),
+        ("\"dropout\"", "layers.0: `dropout`"),
+        ("{ dropout = { rate = 0.5 } }", "unknown field `rate`"),
+        (
+            "{ dropout = { p = 0.5, name = \"a\" } }, { dropout = { p = 0.5, name = \"a\" } }",
+            "two layers have the name `a`; draws are told apart by name",
+        ),
+    ] {
+        let problem = problem(&format!("{layer}, {HEAD}"));
+        assert!(problem.contains(words), "{layer}: {problem}");
+    }
+    let host: HostSpec = "mlp:16,8,dropout=0.2".parse().unwrap();
+    assert_eq!((&*host.name(), host.text().parse()), ("mlp:16,8,dropout=0.2", Ok(host.clone())));
+    let rates: Vec<String> = host.all_layers().iter().map(|layer| layer.to_string()).collect();
+    let block =
+        |out: &str| ["linear", "relu", "slot", "dropout, p 0.2"].map(|x| format!("{x}{out}"));
+    let expected = [&["flatten".into()][..], &block(""), &block(""), &["linear".into()]].concat();
+    assert_eq!(rates, expected);
+    for text in ["mlp:16,dropout=1", "mlp:16,dropout=x", "mlp:dropout=0.1", "conv1d:8,dropout=0.1"]
+    {
+        let error = text.parse::<HostSpec>().unwrap_err().to_string();
+        assert!(error.contains("expected"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn convolutions_over_signals_are_their_channels() {
     let signals = TaskShape { channels: 1, height: 1, width: 40, classes: 10 };
     let host: HostSpec = "conv1d:16, 32,64".parse().unwrap();

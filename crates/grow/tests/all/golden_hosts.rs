@@ -116,6 +116,12 @@ fn norms_over_channels_train_as_in_pytorch() {
     Isa::available().into_iter().for_each(|isa| follow("normed", isa));
 }
 
+/// The script has its own generator: masks are those of seed 1 and env 0.
+#[test]
+fn dropout_trains_as_in_pytorch_with_the_same_masks() {
+    Isa::available().into_iter().for_each(|isa| follow("dropped", isa));
+}
+
 #[test]
 fn branches_groups_and_odd_windows_train_as_in_pytorch() {
     Isa::available().into_iter().for_each(|isa| follow("mixed", isa));

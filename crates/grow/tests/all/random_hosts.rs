@@ -67,6 +67,7 @@ fn layer() -> impl Strategy<Value = String> {
         "{\"group_norm\": {\"groups\": 2}}",
         "\"layer_norm\"",
         "\"rms_norm\"",
+        "{\"dropout\": {\"p\": 0.5}}",
         "{\"leaky_relu\": {\"slope\": 0.5}}",
         "\"global_avg_pool\"",
         "\"global_max_pool\"",

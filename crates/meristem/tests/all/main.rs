@@ -11,6 +11,7 @@ mod control_eval;
 mod cuda;
 mod data;
 mod devices;
+mod dropout;
 mod ensembles;
 mod every_command;
 mod exports;

@@ -3,8 +3,9 @@
 use std::collections::HashSet;
 
 use super::{
-    BlendMode, BlendOperands, BufferId, BufferSpec, ConvGeometry, Dims, Graph, GroupId, GroupSpec,
-    Init, Node, NodeId, NodeOp, Optimiser, ParamId, ParamKind, ParamSpec, UnaryFunction,
+    BlendMode, BlendOperands, BufferId, BufferSpec, ConvGeometry, Dims, DropoutSpec, Graph,
+    GroupId, GroupSpec, Init, Node, NodeId, NodeOp, Optimiser, ParamId, ParamKind, ParamSpec,
+    UnaryFunction,
 };
 use crate::error::{Error, Result};
 
@@ -33,6 +34,7 @@ impl GraphBuilder {
             }],
             output: NodeId(0),
             alphas: 0,
+            dropouts: vec![],
         };
         Self { graph, names: HashSet::new(), group: GroupId(0) }
     }
@@ -296,6 +298,21 @@ impl GraphBuilder {
     /// x.
     pub fn hard_swish(&mut self, x: NodeId) -> NodeId {
         self.activation(UnaryFunction::HardSwish, x)
+    }
+
+    /// Dropout with this rate, see [`NodeOp::Dropout`]. Its draws depend on its name.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a rate outside `[0, 1)`; [`Error::DuplicateName`].
+    pub fn dropout(&mut self, x: NodeId, name: &str, rate: f32) -> Result<NodeId> {
+        DropoutSpec::check(name, rate)?;
+        let layers = &mut self.graph.dropouts;
+        if layers.iter().any(|layer| layer.name == name) {
+            return Err(Error::DuplicateName { name: name.into() });
+        }
+        layers.push(DropoutSpec { name: name.into(), rate });
+        let (layer, d) = (layers.len() - 1, self.dims(x));
+        Ok(self.push(NodeOp::Dropout { x, layer }, d))
     }
 
     /// Mean over the image: `C × H × W` to `C × 1 × 1`.

@@ -12,6 +12,8 @@ impl Graph {
         let flops = match self.nodes[node.index()].op {
             NodeOp::Input(_) | NodeOp::Indices(_) | NodeOp::State(_) => 0,
             NodeOp::Detach(_) | NodeOp::StraightThrough { .. } => 0,
+            // The identity in evaluation.
+            NodeOp::Dropout { .. } => 0,
             NodeOp::Embedding { .. } | NodeOp::Concat(_) | NodeOp::Flatten(_) => 0,
             // Four gates of two products and biases, three sigmoids, two tanhs, five other
             // operations.

@@ -7,6 +7,7 @@
 
 mod builder;
 mod cost;
+mod dropout;
 mod optimiser;
 mod pool;
 mod recurrent;
@@ -15,6 +16,8 @@ mod width_init;
 
 pub(crate) use builder::BATCH_NORM_MOMENTUM;
 pub use builder::GraphBuilder;
+pub use dropout::DropoutSpec;
+pub(crate) use dropout::{DROPOUT_NUMBERS, DrawSource};
 pub(crate) use optimiser::HYPERPARAMETERS;
 pub use optimiser::{Optimiser, OptimiserKind};
 pub use recurrent::{LstmNodes, LstmParams};
@@ -296,6 +299,14 @@ pub enum NodeOp {
     },
     /// `f(x)` elementwise.
     Activation(UnaryFunction, NodeId),
+    /// PyTorch's `Dropout`: in training each element is 0 with the rate of the layer, and `x/(1 −
+    /// rate)` otherwise; in evaluation it is `x`. The rate is read from device memory.
+    Dropout {
+        /// Input node.
+        x: NodeId,
+        /// Index into [`Graph::dropouts`].
+        layer: usize,
+    },
     /// PyTorch's `MaxPool2d`: padding never has the maximum; floor.
     MaxPool2d {
         /// Input node.
@@ -415,6 +426,7 @@ impl NodeOp {
             | NodeOp::MaxPool2d { x, .. }
             | NodeOp::AvgPool2d { x, .. }
             | NodeOp::Activation(_, x)
+            | NodeOp::Dropout { x, .. }
             | NodeOp::GlobalAvgPool(x)
             | NodeOp::Flatten(x)
             | NodeOp::Detach(x) => vec![x],
@@ -453,6 +465,8 @@ pub struct Graph {
     pub output: NodeId,
     /// Length of the alpha vector.
     pub alphas: usize,
+    /// Dropout layers in the order of their nodes.
+    pub dropouts: Vec<DropoutSpec>,
 }
 
 impl Graph {
@@ -476,15 +490,19 @@ impl Graph {
         self.nodes[self.output.0].dims.c
     }
 
-    /// Whether the graphs are equal but for the numbers of their optimisers: networks of the two
-    /// share plans.
+    /// Whether the graphs are equal but for the numbers of their optimisers, and rates of dropout
+    /// above 0: networks of the two share plans.
     pub fn has_topology_of(&self, other: &Graph) -> bool {
-        let Self { nodes, params, buffers, groups, output, alphas } = self;
+        let Self { nodes, params, buffers, groups, output, alphas, dropouts } = self;
         let like = |a: &GroupSpec, b: &GroupSpec| {
             let alike = a.optimiser.kind() == b.optimiser.kind();
             a.name == b.name && alike && a.variants.len() == b.variants.len()
         };
+        let drops = |graph: &[DropoutSpec]| -> Vec<bool> {
+            graph.iter().map(|layer| layer.rate > 0.0).collect()
+        };
         (output, alphas) == (&other.output, &other.alphas)
+            && drops(dropouts) == drops(&other.dropouts)
             && groups.len() == other.groups.len()
             && groups.iter().zip(&other.groups).all(|(a, b)| like(a, b))
             && (nodes, params, buffers) == (&other.nodes, &other.params, &other.buffers)

@@ -242,6 +242,7 @@ impl Trace<'_> {
             | NodeOp::MaxPool2d { x, .. }
             | NodeOp::AvgPool2d { x, .. }
             | NodeOp::GlobalAvgPool(x)
+            | NodeOp::Dropout { x, .. }
             | NodeOp::Detach(x) => of(x),
             NodeOp::Flatten(x) => {
                 let pixels = self.to.nodes[x.0].dims.h * self.to.nodes[x.0].dims.w;

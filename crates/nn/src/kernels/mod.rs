@@ -32,6 +32,7 @@ mod macros;
 
 pub mod blend;
 pub mod conv;
+pub mod dropout;
 pub mod elementwise;
 mod functions;
 mod lanes;

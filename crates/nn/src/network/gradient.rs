@@ -11,8 +11,8 @@ use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::layout::packing;
-use crate::ops::{ElementwiseOp, PlanTarget, StepOp};
-use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan};
+use crate::ops::{DropoutOp, ElementwiseOp, PlanTarget, StepOp};
+use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan, batches_span};
 use crate::state::{HostTensor, StateDict};
 
 /// A gradient in the arena.
@@ -75,8 +75,11 @@ impl Network {
     /// [`Error::OneValuePerChannel`], memory, a failed stream.
     pub fn differentiate_nothing(&mut self) -> Result<()> {
         let plan = self.kept_plan(self.options.batch_max)?;
-        let zeros = each_gradient(&plan, |len| ElementwiseOp::Fill { len, value: 0.0 });
-        self.launch_steps("differentiate_nothing", zeros)?;
+        let mut steps = each_gradient(&plan, |len| ElementwiseOp::Fill { len, value: 0.0 });
+        // The batch counts for dropout, as on the other ranks.
+        let batches = plan.layout().dropout.map(batches_span);
+        steps.extend(batches.map(|span| PlanStep::new(DropoutOp::Count, &[], &[span])));
+        self.launch_steps("differentiate_nothing", steps)?;
         self.gradient = Some(ArenaGradient { plan, clipped: false });
         Ok(())
     }

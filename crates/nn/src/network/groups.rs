@@ -3,7 +3,7 @@
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::error::Result;
-use crate::graph::{Graph, Optimiser, OptimiserKind, ParamKind};
+use crate::graph::{DrawSource, Graph, GroupId, Optimiser, OptimiserKind, ParamKind};
 use crate::layout::GroupSize;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
@@ -65,13 +65,14 @@ pub(super) fn copy<'a>(
     if pieces.is_empty() { Ok(()) } else { Ok(stream.copy(operation, &pieces)?) }
 }
 
-/// The properties that determine a group's layout: names, shapes and kinds, in order, and the
-/// optimiser's kind. Initialisation is not among them.
+/// The properties that determine a group's layout: names, shapes and kinds, in order, the
+/// optimiser's kind, and whether it counts batches for dropout. Initialisation is not among them.
 #[derive(PartialEq)]
 struct Members<'a> {
     optimiser: OptimiserKind,
     params: Vec<(&'a str, &'a [usize], ParamKind)>,
     buffers: Vec<(&'a str, usize, bool)>,
+    counts_batches: bool,
 }
 
 fn members(graph: &Graph, g: usize) -> Members<'_> {
@@ -81,18 +82,26 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
         optimiser: graph.groups[g].optimiser.kind(),
         params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
         buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
+        counts_batches: g == GroupId::HOST.index() && !graph.dropouts.is_empty(),
     }
 }
 
-/// Numbers of the optimisers of all groups and their variants, in order.
-pub(super) fn numbers(graph: &Graph) -> Vec<f64> {
+/// Numbers of the optimisers of all groups and their variants, in order, then those of the dropout
+/// layers.
+pub(super) fn numbers(graph: &Graph, draws: DrawSource) -> Vec<f64> {
     let all = graph.groups.iter().flat_map(|group| group.optimisers());
-    all.flat_map(Optimiser::hyperparameters).collect()
+    let layers = graph.dropouts.iter().flat_map(|layer| layer.numbers(draws));
+    all.flat_map(Optimiser::hyperparameters).chain(layers).collect()
 }
 
 /// [`numbers`] on the device.
-pub(super) fn hyperparameters(stream: &Stream, graph: &Graph, owner: Owner) -> Result<Tensor> {
-    let numbers = numbers(graph);
+pub(super) fn hyperparameters(
+    stream: &Stream,
+    graph: &Graph,
+    draws: DrawSource,
+    owner: Owner,
+) -> Result<Tensor> {
+    let numbers = numbers(graph, draws);
     let tensor = Tensor::empty(stream, [numbers.len()], DType::F64, owner)?;
     tensor.copy_from_slice(&numbers)?;
     Ok(tensor)

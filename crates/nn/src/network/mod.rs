@@ -39,7 +39,7 @@ pub use self::snapshot::Snapshot;
 pub use self::statistics::observed_weight;
 pub use self::widen::{FurtherFeatures, WidthProbe};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{DrawSource, Graph};
 use crate::kernels::Isa;
 use crate::loss::Loss;
 use crate::metrics::MetricsLayout;
@@ -93,6 +93,11 @@ impl NetworkOptions {
         Fresh { seed: self.seed, env: self.env, owner: Owner::Parameters }
     }
 
+    /// Key of the network's draws.
+    fn draws(&self, first_sample: usize) -> DrawSource {
+        DrawSource { seed: self.seed, env: self.env, first_sample }
+    }
+
     fn plan(&self, batch: usize, mode: PlanMode, target: PlanTarget) -> PlanOptions {
         let Self { batch_log, precision, winograd, ref loss, .. } = *self;
         let loss = loss.clone();
@@ -112,8 +117,13 @@ pub struct Network {
     graph: Arc<Graph>,
     /// The plans of its topology.
     topology: Arc<PlannedGraph>,
-    /// Numbers of the optimisers of all groups and variants, `[…][HYPERPARAMETERS]`, f64.
+    /// Numbers of the optimisers of all groups and variants, `[…][HYPERPARAMETERS]`, then of the
+    /// dropout layers, f64.
     hyperparameters: Tensor,
+    /// The same with dropout rates of 0, for passes that only observe statistics.
+    without_dropout: Tensor,
+    /// Number of the first sample in a batch that several networks share, for draws.
+    first_sample: usize,
     arena: Arenas,
     /// `[configs][slots]`.
     alphas: Tensor,
@@ -167,10 +177,19 @@ impl Network {
         let optimisers =
             graph.groups.iter().find_map(|group| gpu::optimiser_source(group.optimiser.kind()));
         let sources = gpu::sources(options.precision).into_iter().chain(own).chain(optimisers);
+        let sources = sources.chain(gpu::dropout_source(&graph));
         let sources: Vec<_> = sources.collect();
         stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);
-        let hyperparameters = groups::hyperparameters(stream, &graph, Owner::Parameters)?;
+        let first_sample = old.map_or(0, |old| old.first_sample);
+        let draws = options.draws(first_sample);
+        let numbers = |graph| groups::hyperparameters(stream, graph, draws, Owner::Parameters);
+        let hyperparameters = numbers(&graph)?;
+        let without_dropout = if graph.dropouts.is_empty() {
+            hyperparameters.clone()
+        } else {
+            numbers(&Graph::clone(&graph).with_dropout(0.0)?)?
+        };
         let arena_len =
             largest_arena(&topology, &options, PlanTarget::for_device(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
@@ -203,6 +222,8 @@ impl Network {
             graph,
             topology,
             hyperparameters,
+            without_dropout,
+            first_sample,
             arena,
             alphas,
             alpha_values,
@@ -230,13 +251,33 @@ impl Network {
             return Ok(());
         }
         if graph.has_topology_of(self.graph()) {
-            self.hyperparameters.copy_from_slice(&groups::numbers(&graph))?;
             self.graph = graph;
+            self.upload_numbers()?;
             return self.reset_metrics();
         }
         let options = self.options.clone();
         *self = Self::assemble(&self.stream, graph, options, &self.plans, Some(self))?;
         Ok(())
+    }
+
+    /// Copies the numbers of the graph to the device.
+    fn upload_numbers(&self) -> Result<()> {
+        let draws = self.options.draws(self.first_sample);
+        if !self.graph.dropouts.is_empty() {
+            let graph = Graph::clone(&self.graph).with_dropout(0.0)?;
+            self.without_dropout.copy_from_slice(&groups::numbers(&graph, draws))?;
+        }
+        Ok(self.hyperparameters.copy_from_slice(&groups::numbers(&self.graph, draws))?)
+    }
+
+    /// Sets the number of the network's first sample in batches that several networks share, so
+    /// that dropout draws other masks for each of them; 0 when new. Does not wait.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub fn set_first_sample(&mut self, number: usize) -> Result<()> {
+        let changed = std::mem::replace(&mut self.first_sample, number) != number;
+        if changed && !self.graph.dropouts.is_empty() { self.upload_numbers() } else { Ok(()) }
     }
 
     /// Sets the alphas, one row per configuration and one value per slot; rows that are not given

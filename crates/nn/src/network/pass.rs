@@ -21,6 +21,8 @@ pub(super) struct BatchLaunch {
     pub(super) run: LaunchSteps,
     /// First row of the alphas and scores.
     pub(super) config: usize,
+    /// Whether dropout layers of a training plan drop elements.
+    pub(super) drops: bool,
 }
 
 impl Network {
@@ -44,8 +46,8 @@ impl Network {
     /// [`Error::OneValuePerChannel`], a failed stream.
     #[track_caller]
     pub fn train_step(&mut self, inputs: &Tensor, targets: &Tensor) -> Result<()> {
-        let BatchLaunch { operation, run, config } = self.training((inputs, targets))?;
-        self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
+        let pass = self.training((inputs, targets))?;
+        self.launch_batch(pass, (&[inputs], Some(targets)))
     }
 
     /// A training step over this batch, which the network is then ready for.
@@ -58,7 +60,7 @@ impl Network {
     pub(super) fn training_of(&mut self, batch: usize) -> Result<BatchLaunch> {
         let plan = self.plan(batch, PlanMode::Train)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Update);
-        Ok(BatchLaunch { operation: "train_step", run, config: 0 })
+        Ok(BatchLaunch { operation: "train_step", run, config: 0, drops: true })
     }
 
     /// Evaluates a batch with row `config` of the alphas: loss and score are added to that row of
@@ -92,9 +94,8 @@ impl Network {
         targets: &Tensor,
         configs: Range<usize>,
     ) -> Result<()> {
-        let BatchLaunch { operation, run, config } =
-            self.evaluation((inputs, targets), &configs)?;
-        self.launch(operation, run, &self.tensors(&[inputs], Some(targets), config))
+        let pass = self.evaluation((inputs, targets), &configs)?;
+        self.launch_batch(pass, (&[inputs], Some(targets)))
     }
 
     /// An evaluation of this batch with these rows, which the network is then ready for.
@@ -122,7 +123,7 @@ impl Network {
         let plan = self.topology.rows(RowPlan { options, pattern })?;
         self.make_room(&plan)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Backward);
-        Ok(BatchLaunch { operation: "eval_rows", run, config: configs.start })
+        Ok(BatchLaunch { operation: "eval_rows", run, config: configs.start, drops: false })
     }
 
     /// Floating-point operations per sample ([`Graph::flops`](crate::graph::Graph::flops)) of one
@@ -171,7 +172,7 @@ impl Network {
         self.check_config("infer", config)?;
         let plan = self.plan(batch, PlanMode::Infer)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Deliver);
-        Ok(BatchLaunch { operation: "infer", run, config })
+        Ok(BatchLaunch { operation: "infer", run, config, drops: false })
     }
 
     /// This network's tensors, the tensors of a batch, and the rows of alphas and scores from
@@ -207,12 +208,28 @@ impl Network {
         run.launch((&self.stream, operation), self.options.isa, tensors)
     }
 
+    /// Launches a pass over a batch.
+    #[track_caller]
+    pub(super) fn launch_batch(&self, pass: BatchLaunch, batch: BatchTensors<'_>) -> Result<()> {
+        let tensors = self.pass_tensors(&pass, batch);
+        self.launch(pass.operation, pass.run, &tensors)
+    }
+
+    /// As [`Network::tensors`], for a pass over a batch.
+    fn pass_tensors<'a>(
+        &'a self,
+        pass: &BatchLaunch,
+        (inputs, targets): BatchTensors<'a>,
+    ) -> LaunchTensors<'a> {
+        let numbers = if pass.drops { &self.hyperparameters } else { &self.without_dropout };
+        let tensors = self.tensors(inputs, targets, pass.config);
+        LaunchTensors { hyperparameters: Some(numbers), ..tensors }
+    }
+
     /// A pass before there is a batch.
-    pub(super) fn ahead(
-        &self,
-        BatchLaunch { operation, run, config }: BatchLaunch,
-    ) -> PlannedLaunch<'_> {
-        let (program, arguments) = run.ahead(&self.tensors(&[], None, config));
+    pub(super) fn ahead(&self, pass: BatchLaunch) -> PlannedLaunch<'_> {
+        let (program, arguments) = pass.run.ahead(&self.pass_tensors(&pass, (&[], None)));
+        let operation = pass.operation;
         PlannedLaunch { stream: &self.stream, operation, program, arguments }
     }
 
@@ -221,11 +238,11 @@ impl Network {
     pub(super) fn add<'a>(
         &'a self,
         to: &mut Launches<'a>,
-        BatchLaunch { operation, run, config }: BatchLaunch,
-        (inputs, targets): BatchTensors<'a>,
+        pass: BatchLaunch,
+        batch: BatchTensors<'a>,
     ) -> Result<()> {
-        let tensors = self.tensors(inputs, targets, config);
-        run.add(to, (&self.stream, operation), self.options.isa, &tensors)
+        let tensors = self.pass_tensors(&pass, batch);
+        pass.run.add(to, (&self.stream, pass.operation), self.options.isa, &tensors)
     }
 
     /// Like [`Network::tensors`], for a launch that keeps the arena's contents, or uses contents

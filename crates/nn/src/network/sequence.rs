@@ -15,7 +15,7 @@ use super::plans::Recent;
 use super::run::{Arena, LaunchSteps, LaunchTensors};
 use super::state::GraphWeights;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Node, NodeOp};
+use crate::graph::{DrawSource, Graph, Node, NodeOp};
 use crate::kernels::Isa;
 use crate::kernels::ppo::PpoLoss;
 use crate::kernels::sample::{SampleStep, Sampler};
@@ -96,7 +96,8 @@ impl SequenceNetwork {
         stream.device().load_kernels(&gpu::sources(Precision::F32))?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
-        let hyperparameters = groups::hyperparameters(stream, &graph, options.owner)?;
+        let draws = DrawSource { seed: options.seed, env: 0, first_sample: 0 };
+        let hyperparameters = groups::hyperparameters(stream, &graph, draws, options.owner)?;
         let groups_len = graph.groups.len();
         let metrics_layout =
             MetricsLayout { groups: groups_len, configs: 0, log: 0, score_sums: false };

@@ -7,9 +7,12 @@ use meristem_device::{Fill, Tensor, read_back};
 
 use super::{GroupTensors, Network};
 use crate::error::Result;
-use crate::graph::{Graph, ParamKind, ParamSpec};
+use crate::graph::{Graph, GroupId, ParamKind, ParamSpec};
 use crate::layout::{Packing, ParamLayout, packing};
 use crate::state::{HostData, HostTensor, StateDict, elements};
+
+/// Name of the count of batches of the dropout layers.
+const DROPOUT_BATCHES: &str = "dropout.batches";
 
 impl Network {
     /// Parameters and buffers. One read-back, which waits for the device.
@@ -30,6 +33,8 @@ impl Network {
     /// | Adam, AdamW, and Muon's other parameters | `{parameter}.exp_avg`, `.exp_avg_sq`, `.step` |
     /// | Lion | `{parameter}.exp_avg` |
     /// | matrices of Muon | `{parameter}.momentum_buffer` |
+    ///
+    /// A network with dropout also has its count of batches, `dropout.batches`.
     ///
     /// # Errors
     /// A failed stream.
@@ -169,6 +174,10 @@ impl GraphWeights<'_> {
                 let (name, counters) = (step_name(&param.name), &self.groups[group].counters);
                 entries.push(NamedTensor::counter(name, counters, at)?);
             }
+        }
+        if let Some(at) = layout.dropout {
+            let counters = &self.groups[GroupId::HOST.index()].counters;
+            entries.push(NamedTensor::counter(DROPOUT_BATCHES.into(), counters, at)?);
         }
         Ok(NamedTensors(entries))
     }

@@ -37,16 +37,16 @@ impl Network {
         Ok(self.stream.fill("begin_statistics", &averages, Fill::Zero)?)
     }
 
-    /// The forward pass of a training step alone: each batch norm adds the batch's statistics, with
-    /// the parameters as they are, to its running ones. Ends a step that [`Network::differentiate`]
+    /// The forward pass of a training step alone, without dropout, as the network is evaluated: each
+    /// batch norm adds the batch's statistics, with the parameters as they are, to its running ones. Ends a step that [`Network::differentiate`]
     /// began. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].
     #[track_caller]
     pub fn observe(&mut self, inputs: &Tensor) -> Result<()> {
-        let BatchLaunch { operation, run, config } = self.observation(inputs)?;
-        self.launch(operation, run, &self.tensors(&[inputs], None, config))
+        let pass = self.observation(inputs)?;
+        self.launch_batch(pass, (&[inputs], None))
     }
 
     /// Divides the running statistics, which [`Network::begin_statistics`] set to zero, by this
@@ -90,7 +90,7 @@ impl Network {
     pub(super) fn observation_of(&mut self, batch: usize) -> Result<BatchLaunch> {
         let plan = self.plan(batch, PlanMode::Train)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Forward);
-        Ok(BatchLaunch { operation: "observe", run, config: 0 })
+        Ok(BatchLaunch { operation: "observe", run, config: 0, drops: false })
     }
 
     /// Running means and variances of each group that has some, with the group's place.

@@ -14,6 +14,7 @@ pub mod chain;
 pub mod conv;
 mod cost;
 mod cuda;
+pub mod dropout;
 pub mod elementwise;
 pub mod fused;
 pub(crate) mod gpu;
@@ -31,6 +32,7 @@ pub mod state;
 
 pub use blend::BlendOp;
 pub use conv::ConvOp;
+pub use dropout::DropoutOp;
 pub use elementwise::ElementwiseOp;
 pub use fused::FusedOp;
 pub use loss::LossOp;
@@ -138,6 +140,8 @@ families! {
     Pool(PoolOp),
     /// Element by element, and per channel.
     Elementwise(ElementwiseOp),
+    /// Dropout.
+    Dropout(DropoutOp),
     /// Blends of a module with its host.
     Blend(BlendOp),
     /// Embeddings, vectors side by side, transposes.

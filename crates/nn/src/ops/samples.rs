@@ -1,7 +1,9 @@
 //! Operations that go sample by sample, so that a few samples can be taken at a time.
 
 use super::conv::ConvProduct;
-use super::{BlendOp, ConvOp, ElementwiseOp, NormOp, PoolOp, RowsOp, StepOp, blend, norm};
+use super::{
+    BlendOp, ConvOp, DropoutOp, ElementwiseOp, NormOp, PoolOp, RowsOp, StepOp, blend, norm,
+};
 use crate::kernels::BatchShape;
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pool::PoolShape;
@@ -31,6 +33,7 @@ impl StepOp {
             StepOp::Norm(op) => cut.norm(op).map(StepOp::Norm),
             StepOp::Pool(op) => cut.pool(op).map(StepOp::Pool),
             StepOp::Elementwise(op) => cut.elementwise(op).map(StepOp::Elementwise),
+            StepOp::Dropout(op) => cut.dropout(op).map(StepOp::Dropout),
             StepOp::Blend(op) => cut.blend(op).map(StepOp::Blend),
             StepOp::Rows(op) => cut.rows(op).map(StepOp::Rows),
             StepOp::Lstm(_)
@@ -143,6 +146,16 @@ impl SampleCut {
             // They go through parameters, which have no samples.
             ElementwiseOp::Fill { .. } | ElementwiseOp::Multiply { .. } => return None,
         })
+    }
+
+    fn dropout(self, op: &DropoutOp) -> Option<DropoutOp> {
+        match *op {
+            DropoutOp::Apply { len, accumulate } => {
+                Some(DropoutOp::Apply { len: self.values(len)?, accumulate })
+            }
+            // Draws number the samples of the whole batch.
+            DropoutOp::Draw { .. } | DropoutOp::Count => None,
+        }
     }
 
     fn rows(self, op: &RowsOp) -> Option<RowsOp> {

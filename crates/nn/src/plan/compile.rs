@@ -25,6 +25,7 @@ impl Plan {
     /// samples that are not whole sequences;
     /// [`Error::OneValuePerChannel`] where batch norm would have to train on one value per channel.
     pub fn compile(graph: &Graph, options: PlanOptions) -> Result<Self> {
+        let graph = &*graph.without_idle_dropout(options.mode.is_training());
         check_batch(graph, options.batch)?;
         if options.steps == 0 || !options.batch.is_multiple_of(options.steps) {
             return Err(Error::Steps { batch: options.batch, steps: options.steps });
@@ -63,6 +64,7 @@ impl Plan {
         }
         match &mode {
             PlanMode::Train | PlanMode::TrainPolicy { .. } | PlanMode::TrainByGradient => {
+                lower::dropout::count(&mut b);
                 lower::train::update(&mut b)
             }
             PlanMode::Evaluate => {

@@ -28,6 +28,7 @@ use std::ops::{Range, RangeInclusive};
 
 use meristem_device::Program;
 
+pub(crate) use self::lower::dropout::batches_span;
 pub use self::memory::{GroupMemory, PlanMemory};
 pub use self::options::{PlanMode, PlanOptions};
 use self::programs::{Binding, Programs};

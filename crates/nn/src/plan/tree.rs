@@ -183,7 +183,7 @@ impl Plan {
         pattern: &AlphaPattern,
         options: PlanOptions,
     ) -> Result<Self> {
-        let batch = options.batch;
+        let (graph, batch) = (&*graph.without_idle_dropout(false), options.batch);
         check_batch(graph, batch)?;
         let layout = ParamLayout::new(graph);
         let options = PlanOptions { mode: PlanMode::Evaluate, ..options };
@@ -211,6 +211,7 @@ impl Plan {
 /// Floating-point operations per sample ([`Graph::flops`]) of evaluating the rows of a pattern in
 /// one plan. [`AlphaPattern::all_on`] gives the cost of a pass without sharing.
 pub(crate) fn flops(graph: &Graph, pattern: &AlphaPattern) -> u64 {
+    let graph = &*graph.without_idle_dropout(false);
     let options = PlanOptions::new(1, PlanMode::Evaluate);
     let of_visit = |visit: TreeVisit| match visit {
         TreeVisit::Compute { unit, .. } => {

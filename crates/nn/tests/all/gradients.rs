@@ -126,6 +126,10 @@ fn pointwise_pools_and_linear() {
     check_op("max pool 2", [3, 5, 7], 3, |b| b.max_pool2d(b.input(), "p", 2, 2));
     check_op("max pool 3, stride 2", [9, 7, 6], 2, |b| b.max_pool2d(b.input(), "p", 3, 2));
     check_op("global average", [17, 5, 3], 3, |b| Ok(b.global_avg_pool(b.input())));
+    check_op("dropout with rate 0", [3, 4, 5], 3, |b| {
+        let x = b.dropout(b.input(), "d", 0.0)?;
+        Ok(b.tanh(x))
+    });
     check_op("linear", [9, 1, 1], 5, |b| b.linear(b.input(), "l", 4, true, None));
     check_op("linear without bias", [9, 1, 1], 1, |b| b.linear(b.input(), "l", 17, false, None));
     check_op("flatten", [3, 4, 5], 3, |b| Ok(b.flatten(b.input())));

@@ -14,6 +14,7 @@ mod cuda_mma;
 mod cuda_policy;
 #[cfg(feature = "cuda")]
 mod cuda_precision;
+mod dropout;
 mod expect;
 mod fleet;
 mod fusion;

@@ -152,6 +152,15 @@ def gelu(call: Call) -> Layer:
     return layers.GELU()
 
 
+def dropout(call: Call) -> Layer | None:
+    """Dropout of single elements; the identity in evaluation mode or with p = 0."""
+    if not call["training"] or call["p"] == 0:
+        return None
+    if not 0 <= call["p"] < 1:
+        call.refuse(f"p={short(call['p'])}", "a number from 0 to below 1")
+    return layers.Dropout(float(call["p"]))
+
+
 def max_pool2d(call: Call) -> Layer:
     """Max pooling."""
     call.rank(4)
@@ -233,6 +242,7 @@ GELU = Operation(gelu, {"approximate": "none"})
 SILU = activation(layers.SiLU, IN_PLACE)
 SOFTPLUS = activation(layers.Softplus, {"beta": 1, "threshold": 20})
 HARD_SWISH = activation(layers.HardSwish, IN_PLACE)
+DROPOUT = Operation(dropout, {"p": 0.5, "training": True, **IN_PLACE})
 MAX_POOL = Operation(
     max_pool2d,
     {
@@ -287,6 +297,7 @@ MODULES: dict[type[nn.Module], Operation] = {
     nn.SiLU: SILU,
     nn.Softplus: SOFTPLUS,
     nn.Hardswish: HARD_SWISH,
+    nn.Dropout: DROPOUT,
     nn.MaxPool2d: MAX_POOL,
     nn.AvgPool2d: AVG_POOL,
     nn.AdaptiveAvgPool2d: AVG_TO_SIZE,
@@ -306,6 +317,7 @@ FUNCTIONS: dict[Any, Operation] = {
     functional.silu: SILU,
     functional.softplus: SOFTPLUS,
     functional.hardswish: HARD_SWISH,
+    functional.dropout: DROPOUT,
     functional.max_pool2d: MAX_POOL,
     torch.max_pool2d: MAX_POOL,
     functional.max_pool2d_with_indices: INDICES,

@@ -42,8 +42,15 @@ CONCATS = (torch.cat, torch.concat, torch.concatenate)
 #: Functions that only change the shape, such as an image to a vector.
 SHAPES = (torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze)
 SHAPE_METHODS = ("flatten", "reshape", "squeeze", "unsqueeze", "view")
-DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)
-DROPOUT_FUNCTIONS = (functional.dropout, functional.dropout2d, functional.alpha_dropout)
+#: Dropout that no layer stands for, except in evaluation mode.
+DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUT_FUNCTIONS = (
+    functional.dropout1d,
+    functional.dropout2d,
+    functional.dropout3d,
+    functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+)
 #: Layers after which a value is a vector.
 VECTORS = (layers.Flatten, layers.GlobalAvgPool, layers.GlobalMaxPool, layers.Linear)
 #: Modules that no layer computes.
@@ -140,10 +147,10 @@ def traced(module: nn.Module, example: Tensor, slots: Sequence[str]) -> Traced:
         raise _untraced(module, tracer, error) from error
     reader = Reader(own, graph, example, _slots(tracer, slots))
     reader.check_modules()
-    # Modes are read before: dropout in training mode is refused.
-    dropouts = {path for path, part in own.named_modules() if _drops(part)}
+    # Modes are read before: dropout is a layer only in training mode.
+    training = {path for path, part in own.named_modules() if part.training}
     Shapes(fx.GraphModule(own.eval(), graph)).run(example)
-    return reader.read(dropouts)
+    return reader.read(training)
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -154,10 +161,6 @@ def copied(module: nn.Module) -> nn.Module:
         got = f"{type(error).__name__}: {error}"
         remedy = "give a module that `copy.deepcopy` copies"
         raise refusal(f"`{type(module).__name__}`", got, "a copy", remedy) from error
-
-
-def _drops(part: nn.Module) -> bool:
-    return isinstance(part, DROPOUTS) and part.training and part.p > 0
 
 
 def _untraced(module: nn.Module, tracer: Tracer, error: Exception) -> SettingError:
@@ -229,15 +232,16 @@ class Reader:
                     remedy = "convert the module, such as by `module.float()`"
                     raise refusal(place_of(node), got, expected, remedy)
 
-    def read(self, dropouts: set[str]) -> Traced:
-        """Reads everything that the output depends on."""
+    def read(self, training: set[str]) -> Traced:
+        """Reads everything that the output depends on. ``training`` has the paths of the modules in
+        training mode."""
         for node in self.graph.nodes:
             # Others are numbers, such as the batch size; as operands of layers they are refused.
             tensor = node.meta.get("shape") is not None
             operation = node.op == "call_module" or node.target in FUNCTIONS
             if node not in self.needed or not (tensor or operation):
                 continue
-            value = self._value(node, dropouts)
+            value = self._value(node, training)
             value.slots += self.slots.get(node.name, [])
             self.values[node] = value
         logits = self._of(self.output, self.output.args[0])
@@ -278,7 +282,7 @@ class Reader:
         shape: tuple[int, ...] = item.meta["shape"]
         return shape
 
-    def _value(self, node: fx.Node, dropouts: set[str]) -> Value:
+    def _value(self, node: fx.Node, training: set[str]) -> Value:
         place, target = place_of(node), node.target
         if node.op == "placeholder":
             if self.order:
@@ -295,7 +299,7 @@ class Reader:
             remedy = "use a module such as nn.Conv2d, nn.Linear or nn.BatchNorm2d"
             raise refusal(place, f"the tensor `{target}` itself", "tensors of layers", remedy)
         if node.op == "call_module":
-            return self._module(node, place, dropouts)
+            return self._module(node, place, training)
         if target in JOINS:
             return self._join(node, JOINS[target])
         if target in CONCATS:
@@ -329,20 +333,22 @@ class Reader:
             raise refusal(place_of(node), got, expected, "leave out the others")
         return settings
 
-    def _module(self, node: fx.Node, place: str, dropouts: set[str]) -> Value:
+    def _module(self, node: fx.Node, place: str, training: set[str]) -> Value:
         path = str(node.target)
         module = self.root.get_submodule(path)
         x = self._of(node, _first(node))
         if type(module) is nn.Identity:
             return x
-        if type(module) in DROPOUTS:
-            if path in dropouts:
+        if isinstance(module, DROPOUTS):
+            if path in training and module.p > 0:
                 raise self._drops(place, f"{type(module).__name__} in training mode")
             return x
         if type(module) is nn.Flatten:
             return self._reshaped(node, x)
         operation = MODULES[type(module)]
         settings = {name: getattr(module, name) for name in operation.settings}
+        if "training" in settings:
+            settings["training"] = path in training
         value = self._applied(node, x, operation, settings)
         if module.state_dict():
             # The layer has tensors, and so a name.
@@ -351,13 +357,15 @@ class Reader:
         return value
 
     def _drops(self, place: str, got: str) -> SettingError:
-        remedy = "call `module.eval()` before, or set p=0; hosts have no dropout"
-        return refusal(place, got, "no dropout", remedy)
+        remedy = "use nn.Dropout, call `module.eval()` before, or set p=0"
+        return refusal(place, got, "dropout of single elements", remedy)
 
     def _dropout(self, node: fx.Node, x: Value) -> Value:
-        settings = self._bound(node, {"p": 0.5, "training": True, "inplace": False})
+        name = getattr(node.target, "__name__", str(node.target))
+        training = "alpha" not in name
+        settings = self._bound(node, {"p": 0.5, "training": training, "inplace": False})
         if settings["training"] and settings["p"]:
-            raise self._drops(place_of(node), "dropout in training mode")
+            raise self._drops(place_of(node), f"{name} in training mode")
         return x
 
     def _keep(self, place: str, path: str, module: nn.Module) -> None:

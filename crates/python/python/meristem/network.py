@@ -95,6 +95,7 @@ class Library(Protocol):
     def silu(self, x: Any) -> Any: ...
     def softplus(self, x: Any) -> Any: ...
     def hard_swish(self, x: Any) -> Any: ...
+    def dropout(self, x: Any, p: float) -> Any: ...
 
 
 def group_norm_groups(channels: int) -> int:
@@ -153,6 +154,8 @@ def host_layers(
                 x = getattr(library, layer)(x)
             case {"leaky_relu": about}:
                 x = library.leaky_relu(x, about["slope"])
+            case {"dropout": {"p": p}}:
+                x = library.dropout(x, p)
             case {"max_pool2d": about}:
                 x = library.max_pool2d(
                     x, about["kernel"], about.get("stride"), about.get("padding", 0)
@@ -454,6 +457,9 @@ class Numpy:
 
     def hard_swish(self, x: Any) -> Any:
         return x * np.clip(x + 3, 0, 6) / 6
+
+    def dropout(self, x: Any, p: float) -> Any:
+        return x
 
 
 def logits(

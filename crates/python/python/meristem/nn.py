@@ -154,6 +154,16 @@ class HardSwish(Layer):
 
 
 @dataclass
+class Dropout(Layer):
+    """Elements are 0 with probability ``p`` in training, where the others are divided by ``1 - p``;
+    the identity in evaluation. The draws depend on the name."""
+
+    kind: ClassVar[str] = "dropout"
+    p: float
+    name: str | None = None
+
+
+@dataclass
 class MaxPool2d(Layer):
     """The maximum of each window; ``stride`` is the window's size unless given."""
 
@@ -302,6 +312,7 @@ KINDS: dict[str, type[Layer]] = {
         SiLU,
         Softplus,
         HardSwish,
+        Dropout,
         MaxPool2d,
         AvgPool2d,
         GlobalAvgPool,

@@ -230,6 +230,10 @@ class Network(nn.Module):
         """``x * clamp(x + 3, 0, 6) / 6``."""
         return functional.hardswish(x)
 
+    def dropout(self, x: Tensor, p: float) -> Tensor:
+        """Dropout in training mode, with PyTorch's draws."""
+        return functional.dropout(x, p, self.training)
+
 
 def load(weights: "str | PathLike[str] | Weights") -> Network:
     """The network of a weights file, in evaluation mode.
@@ -311,5 +315,8 @@ def _check_logits(module: nn.Module, weights: Weights, example: Tensor, paramete
     if not difference <= LOGITS_DIFFERENCE_MAX * scale or trained != parameters:
         got = f"logits that differ from those of its layers by {difference:.1e} of {scale:.1e}"
         expected = "the same logits"
-        remedy = "remove hooks, and do not change a tensor in place that is used again"
+        remedy = (
+            "remove hooks, do not change a tensor in place that is used again, and give"
+            " `training=self.training` to functions of dropout"
+        )
         raise refusal(f"`{type(module).__name__}`", got, expected, remedy)

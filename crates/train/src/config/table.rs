@@ -352,6 +352,9 @@ settings! {
         huber_delta: f32 = same(1.0f32), unit("D"), real(1e-6, 1e6), since(9, "1");
         /// Share of each label that is spread evenly over all classes.
         label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0"), of_member();
+        /// Probability of dropout in all dropout layers of the host, instead of their own.
+        dropout: Option<f32> = absent("the probabilities of the host"),
+            unit("P"), real(0.0, 0.999_999), since(14, None), of_member();
         /// Weights of the classes in the loss: none, balanced, which gives every class the same
         /// share, or one number for each class.
         class_weights: ClassWeights = same(ClassWeights::None),

@@ -12,7 +12,7 @@ use crate::settings::{ControllerKind, TaskKind};
 const SIZE_MAX: usize = 65_536;
 
 /// Settings of learners. The others are of runs: of datasets, controllers, and run folders.
-pub const SETTINGS: [&str; 40] = [
+pub const SETTINGS: [&str; 41] = [
     "preset",
     "seed",
     "steps",
@@ -33,6 +33,7 @@ pub const SETTINGS: [&str; 40] = [
     "adam_lr",
     "param_groups",
     "clip_norm",
+    "dropout",
     "task",
     "devices",
     "precision",

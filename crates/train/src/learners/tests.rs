@@ -13,7 +13,7 @@ const INPUTS: usize = 3;
 
 fn learners(threads: usize) -> Learners {
     let settings = ConfigLayer {
-        host: Some("mlp:8,8".into()),
+        host: Some("mlp:8,8,dropout=0.3".into()),
         envs: Some(2),
         batch: Some(SAMPLES),
         threads: Some(threads),
@@ -75,7 +75,7 @@ fn neither_workers_nor_a_resume_change_a_bit() {
         }
     }
     assert_eq!(states(&one), states(&three));
-    assert_eq!(states(&one), states(&resumed));
+    assert_eq!(states(&one), states(&resumed), "weights, and the count of batches of dropout");
     let [host, bare] = [0, 1].map(|env| one.seen()[env].figures.grown_parameters);
     assert!(host > 0 && bare == 0);
     assert_eq!(one.seen()[0].view().last.map(|(op, _)| op), Some(ActionOp::Wait));

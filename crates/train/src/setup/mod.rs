@@ -78,6 +78,13 @@ impl Member {
             weights.check_further_training(info)?;
         }
         let host_parameters = host.parameters(image).map_err(|error| misfit(&host, error, info))?;
+        if let Some(rate) = config.dropout.filter(|_| !host.has_dropout()) {
+            let expected = format!(
+                "none with host `{host}`, which has no dropout layers; add layers such as \
+                 {{ dropout = {{ p = {rate} }} }}, or use mlp:64,64,dropout={rate}"
+            );
+            return Err(Error::value("dropout", rate, expected));
+        }
         let loss = Task::new(&TaskSettings::from(&config), info)?.loss;
         Ok(Self { config, host, host_parameters, loss, script: None, slots, init })
     }
@@ -339,6 +346,9 @@ impl Setup {
         let config = &self.member(env).config;
         let mut graph = host.graph(&config.optimisers(rate))?;
         config.vary_optimisers(&mut graph, rate)?;
+        if let Some(rate) = config.dropout {
+            graph = graph.with_dropout(rate)?;
+        }
         Ok(Arc::new(graph))
     }
 

@@ -92,6 +92,8 @@ impl WidthProbe {
         let layer = WideLayer::new(wide, &network.widening(wide, WidthInit::Zero)?)?;
         layer.check(init)?;
         let narrow = copy(network)?;
+        // Without dropout: gradients and activations are those of the network that is evaluated.
+        let measured = Arc::new(Arc::unwrap_or_clone(measured).with_dropout(0.0)?);
         let measured = Measured::new(&narrow, measured, init)?;
         let activations = (init == WidthInit::Tiny).then(|| LayerInputs::new(&narrow, &layer));
         let activations = activations.transpose()?;

@@ -18,6 +18,7 @@ mod blend;
 mod chain;
 mod conv;
 mod divisor;
+mod dropout;
 mod elementwise;
 mod fused;
 mod loss;
@@ -38,13 +39,13 @@ use bytemuck::Pod;
 use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece};
 use smallvec::SmallVec;
 
-use crate::graph::OptimiserKind;
+use crate::graph::{Graph, OptimiserKind};
 use crate::ops::loss::LossFormula;
 use crate::ops::{PlanTarget, Signature, StepOp};
 use crate::precision::Precision;
 
 /// Headers of the kernels of all families.
-static HEADERS: [KernelHeader; 8] = [
+static HEADERS: [KernelHeader; 9] = [
     KernelHeader { name: c"nn.cuh", text: include_str!("nn.cuh") },
     KernelHeader { name: c"norm.cuh", text: include_str!("norm.cuh") },
     KernelHeader { name: c"policy.cuh", text: include_str!("policy.cuh") },
@@ -53,6 +54,7 @@ static HEADERS: [KernelHeader; 8] = [
     KernelHeader { name: c"loss.cuh", text: include_str!("loss.cuh") },
     KernelHeader { name: c"cross_entropy.cuh", text: include_str!("cross_entropy.cuh") },
     KernelHeader { name: c"tiles.cuh", text: include_str!("tiles.cuh") },
+    KernelHeader { name: c"philox.cuh", text: include_str!("philox.cuh") },
 ];
 
 /// A family's file of kernels.
@@ -217,7 +219,7 @@ static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
 /// All kernels of all families, with products of this precision, except the kernels of losses that
-/// [`loss_source`] has, and of optimisers that [`optimiser_source`] has.
+/// [`loss_source`] has, of optimisers that [`optimiser_source`] has, and of dropout.
 pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
     let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
     SOURCES.into_iter().chain(products).collect()
@@ -231,6 +233,11 @@ pub(crate) fn loss_source(formula: LossFormula) -> Option<&'static KernelSource>
 /// Kernels of Muon, which only networks with this optimiser load.
 pub(crate) fn optimiser_source(kind: OptimiserKind) -> Option<&'static KernelSource> {
     (kind == OptimiserKind::Muon).then_some(&muon::SOURCE)
+}
+
+/// Kernels of dropout, which only networks with such layers load.
+pub(crate) fn dropout_source(graph: &Graph) -> Option<&'static KernelSource> {
+    (!graph.dropouts.is_empty()).then_some(&dropout::SOURCE)
 }
 
 /// The calls that carry out an operation.
@@ -249,6 +256,7 @@ pub(crate) fn emit(op: &StepOp) -> Emission {
         StepOp::Norm(op) => norm::emit(op),
         StepOp::Pool(op) => pool::emit(op),
         StepOp::Elementwise(op) => elementwise::emit(op),
+        StepOp::Dropout(op) => dropout::emit(op),
         StepOp::Blend(op) => blend::emit(op),
         StepOp::Rows(op) => rows::emit(op),
         StepOp::Lstm(op) => lstm::emit(op),
@@ -275,6 +283,7 @@ pub(crate) fn scratch(op: &StepOp) -> usize {
         StepOp::Fused(op) => fused::scratch(op),
         StepOp::Pool(_)
         | StepOp::Elementwise(_)
+        | StepOp::Dropout(_)
         | StepOp::Rows(_)
         | StepOp::Lstm(_)
         | StepOp::Sample(_)

@@ -6,6 +6,7 @@
 
 mod blend;
 mod conv;
+pub(super) mod dropout;
 mod elementwise;
 pub(super) mod fused;
 mod lstm;
@@ -50,6 +51,7 @@ fn node(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
             Some(norm::layer_norm(b, node, x, (weight, None), eps))
         }
         NodeOp::Activation(function, x) => Some(elementwise::activation(b, node, x, function)),
+        NodeOp::Dropout { x, layer } => Some(dropout::dropout(b, node, x, layer)),
         NodeOp::MaxPool2d { .. } => pool::max(b, node),
         NodeOp::AvgPool2d { x, window } => Some(pool::average(b, node, x, window)),
         NodeOp::GlobalAvgPool(x) => Some(pool::global_average(b, node, x)),

@@ -88,6 +88,8 @@ impl Interpreter<'_> {
             NodeOp::Activation(function, x) => {
                 self.map(*x, |v| super::functions::value(*function, v))
             }
+            // The identity with rate 0; `dropout.rs` has masks.
+            NodeOp::Dropout { x, .. } => self.x(*x).to_vec(),
             NodeOp::MaxPool2d { x, window } => {
                 let most = |seen: Vec<f64>| seen.into_iter().fold(f64::NEG_INFINITY, f64::max);
                 self.pool(*x, out, window, most)

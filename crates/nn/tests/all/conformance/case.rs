@@ -4,12 +4,13 @@ use meristem_device::DType;
 use meristem_nn::Precision;
 use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::{
-    self, BlendOp, ConvOp, ElementwiseOp, FusedOp, LossOp, LstmOp, NormOp, OpBackend, OperandRole,
-    OptimOp, PoolOp, PpoOp, RowsOp, SampleOp, Slice, SliceMut, Spec, StateOp, StepOp, StepOperands,
+    self, BlendOp, ConvOp, DropoutOp, ElementwiseOp, FusedOp, LossOp, LstmOp, NormOp, OpBackend,
+    OperandRole, OptimOp, PoolOp, PpoOp, RowsOp, SampleOp, Slice, SliceMut, Spec, StateOp, StepOp,
+    StepOperands,
 };
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 59;
+pub(super) const KINDS: usize = 62;
 
 /// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
@@ -44,6 +45,9 @@ pub(super) fn kind(op: &StepOp) -> usize {
         StepOp::Elementwise(ElementwiseOp::Product { .. }) => 56,
         StepOp::Elementwise(ElementwiseOp::Scale { .. }) => 24,
         StepOp::Elementwise(ElementwiseOp::ScaleGradient { .. }) => 25,
+        StepOp::Dropout(DropoutOp::Draw { .. }) => 59,
+        StepOp::Dropout(DropoutOp::Apply { .. }) => 60,
+        StepOp::Dropout(DropoutOp::Count) => 61,
         StepOp::Blend(BlendOp::Forward(_)) => 26,
         StepOp::Blend(BlendOp::Gradient { .. }) => 27,
         StepOp::Blend(BlendOp::TanhMix { .. }) => 28,

@@ -10,7 +10,9 @@ use meristem_nn::ops::blend;
 use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::elementwise::UnaryFunction;
 use meristem_nn::ops::rows::Lookup;
-use meristem_nn::ops::{BlendOp, ConvOp, ElementwiseOp, LstmOp, PlanTarget, RowsOp, StepOp};
+use meristem_nn::ops::{
+    BlendOp, ConvOp, DropoutOp, ElementwiseOp, LstmOp, PlanTarget, RowsOp, StepOp,
+};
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
@@ -243,6 +245,26 @@ fn wide_function_cases(function: UnaryFunction) -> [Case; 3] {
     [forward, gradient(false), gradient(true)]
 }
 
+/// Masks have the same bits on every backend, and so has their application: one product. Numbers:
+/// threshold, scale, two words of the key, first sample.
+fn dropout_cases() -> Vec<Case> {
+    let numbers = |first: f64| Data::F64(vec![858_993_459.0, 1.25, 3e9, 12_345.0, first]);
+    let mut cases = vec![case(DropoutOp::Count, 1, 0.0)];
+    // Fewer elements than a group of 64, more than a block of threads; first elements within a
+    // group, and whose numbers need more than 32 bits.
+    for (samples, each, first, batch) in
+        [(3, 5, 0.0, 0), (7, 130, 3.0, 77), (40, 64, 1e9, 1 << 40), (150, 500, 70_000_001.0, -1)]
+    {
+        let draw = case(DropoutOp::Draw { samples, each }, 1, 0.0).reading(0, numbers(first));
+        cases.push(draw.reading(1, Data::I64(vec![batch])));
+        for accumulate in [false, true] {
+            let op = DropoutOp::Apply { len: samples * each, accumulate };
+            cases.push(case(op, 1, 0.0).reading(2, numbers(first)));
+        }
+    }
+    cases
+}
+
 fn blend_cases() -> Vec<Case> {
     let mut cases = vec![];
     for mode in [BlendMode::Add, BlendMode::Multiply, BlendMode::Gate] {
@@ -385,6 +407,7 @@ pub(super) fn cases() -> Vec<Case> {
         norm_cases,
         pool_cases,
         elementwise_cases,
+        dropout_cases,
         blend_cases,
         rows_cases,
         lstm_cases,

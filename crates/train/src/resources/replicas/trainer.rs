@@ -77,6 +77,8 @@ impl Trainer {
         if let Some(saved) = self.optimiser.take() {
             load_optimiser(network, &saved)?;
         }
+        let share = network.options().batch_max.div_ceil(self.ranks);
+        network.set_first_sample(self.rank * share)?;
         let clips = self.clips();
         sizes.iter().try_for_each(|size| network.prepare_halves(*size, clips))?;
         let len = self.ranks * network.metrics().numel();

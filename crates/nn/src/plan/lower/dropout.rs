@@ -1,0 +1,56 @@
+//! Dropout.
+
+use meristem_device::DType;
+
+use crate::graph::{DROPOUT_NUMBERS, GroupId, HYPERPARAMETERS, NodeId};
+use crate::ops::DropoutOp;
+use crate::plan::builder::{EmitBackward, PlanBuilder};
+use crate::plan::value::ValueId;
+use crate::space::{Space, SpaceSpan};
+
+/// A mask and its application. (Plans without a backward pass have no dropout.)
+pub(super) fn dropout(
+    b: &mut PlanBuilder<'_>,
+    node: NodeId,
+    x: NodeId,
+    layer: usize,
+) -> EmitBackward {
+    let (shape, input) = (b.shape(node), b.node(x));
+    let (samples, len) = (shape.batch, shape.len());
+    let (numbers, batches, mask) = (numbers(b, layer), batches(b), b.arena_bytes(len));
+    b.emit(DropoutOp::Draw { samples, each: len / samples }, &[numbers, batches], &[mask]);
+    let y = b.output(node);
+    b.emit(DropoutOp::Apply { len, accumulate: false }, &[input, mask, numbers], &[y]);
+    Box::new(move |b, dy| {
+        let op = |accumulate| DropoutOp::Apply { len, accumulate };
+        b.send_gradient(node, x, &[dy, mask, numbers], op);
+    })
+}
+
+/// Emits the count of a batch, after the last use of its masks: every batch that is differentiated
+/// has other masks. A forward pass alone does not count.
+pub(in crate::plan) fn count(b: &mut PlanBuilder<'_>) {
+    if !b.graph.dropouts.is_empty() {
+        let batches = batches(b);
+        b.emit(DropoutOp::Count, &[], &[batches]);
+    }
+}
+
+/// Numbers of a layer, after those of the optimisers.
+fn numbers(b: &mut PlanBuilder<'_>, layer: usize) -> ValueId {
+    let optimisers: usize = b.graph.groups.iter().map(|group| group.optimisers().count()).sum();
+    let start = optimisers * HYPERPARAMETERS + layer * DROPOUT_NUMBERS;
+    b.fixed(SpaceSpan::new(Space::Hyperparameters, DType::F64, start, DROPOUT_NUMBERS))
+}
+
+/// The count of batches.
+fn batches(b: &mut PlanBuilder<'_>) -> ValueId {
+    // The layout of a graph with a dropout layer has the counter.
+    let place = b.layout.dropout.map(batches_span);
+    place.map_or(ValueId::NONE, |span| b.fixed(span))
+}
+
+/// The count of batches among the host's counters.
+pub(crate) fn batches_span(place: usize) -> SpaceSpan {
+    SpaceSpan::new(Space::Counters(GroupId::HOST), DType::I64, place, 1)
+}
