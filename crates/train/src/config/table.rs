@@ -113,9 +113,9 @@ settings! {
         /// Run folder; must not exist. In control eval, --run-dir is the folder of a comparison.
         run_dir: Option<PathBuf> = absent("runs/<time>-<name>"),
             unit("DIR"), scope(SettingScope::Process), train_only();
-        /// Seed of all random numbers of the run. A member's seed is that of its initial weights,
-        /// its order of samples, its augmentation and its controller random; parts of the data
-        /// have the run's.
+        /// Seed of all random numbers of the run. The seed of a member applies to its initial
+        /// weights, order of samples, augmentation and controller random; parts of the data depend
+        /// on the run's seed.
         seed: u64 = same(42u64),
             whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED), of_member();
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
@@ -196,8 +196,8 @@ settings! {
             absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
         /// Folds of a cross-validation: env i holds out fold i mod N as its control split, and
-        /// trains on the others. Classes are spread evenly over the folds. envs is a multiple, by
-        /// default the number of folds.
+        /// trains on the others. Classes are spread evenly over the folds. envs must be a
+        /// multiple of N, and is N by default.
         folds: Option<usize> = absent("one control split for all envs"),
             unit("N"), whole(2, 4096), since(10, None), train_only();
         /// Train each env on samples drawn with replacement from its training samples, as many as
@@ -237,9 +237,9 @@ settings! {
         /// Number of hosts trained side by side; 1 with --data-parallel.
         envs: usize = same(4usize), unit("N"), whole(1, 4096);
         /// Settings that differ from env to env, once for each setting: --members lr=0.1,0.03
-        /// --members host=baseline,wide trains the four combinations. Env i is member i, and with
-        /// more envs than members begins again at member 0. Without --envs there is one env for
-        /// each member.
+        /// --members host=baseline,wide trains the four combinations. Env i has the
+        /// settings of member i; with more envs than members the members are repeated in order.
+        /// Without --envs there is one env for each member.
         members: Option<Members> = absent("all envs have the settings of the run"),
             unit("KEY=VALUES"), since(10, None), train_only();
         /// Distributions of members' settings, once for each setting: --space
@@ -271,7 +271,7 @@ settings! {
         /// replay` writes them to train a member of a population again.
         member_changes: Option<PlannedChanges> = absent("none, or those of the scheduler"),
             unit("JSON"), since(11, None), train_only();
-        /// Members that end where the run is resumed, such as 3,8. Only with --resume.
+        /// Numbers of members that end when the run is resumed, such as 3,8. Only with --resume.
         end_members: Option<Numbers> = absent("none"),
             unit("LIST"), scope(SettingScope::Process), since(11, None), train_only(), on_resume();
         /// Numbers of the envs, such as 5,17. Random numbers depend on them: an env has the bits of
@@ -329,12 +329,12 @@ settings! {
         /// muon.
         eps: Option<f32> = absent(numbers_text("eps")),
             unit("EPS"), real(1e-30, 1.0), since(11, None), of_member();
-        /// Learning rate of the parameters that are no matrices, with optimizer muon.
+        /// Learning rate of the parameters that are not matrices, with optimizer muon.
         adam_lr: Option<f32> = absent(numbers_text("adam-lr")),
             unit("RATE"), real(0.0, 1e6), since(11, None), of_member();
-        /// Other numbers for some parameters, by name: '*.bias: weight_decay=0; classifier.*:
-        /// lr=0.1x'. * stands for any text; 0.1x is a tenth of the number that the parameter would
-        /// have. The first pattern that matches counts.
+        /// Learning rate and weight decay of parameters by name: '*.bias: weight_decay=0;
+        /// classifier.*: lr=0.1x'. * stands for any text; 0.1x is a tenth of the value that the
+        /// parameter would have. The first pattern that matches a parameter applies.
         param_groups: Option<ParamGroups> = absent("none"),
             unit("GROUPS"), since(11, None), of_member();
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
@@ -373,7 +373,7 @@ settings! {
         /// results differ.
         precision: Precision = same(Precision::default()), since(5, "f32"), on_resume();
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
-        /// processors: fewer multiplications, larger rounding errors. off: direct convolution.
+        /// CPUs: fewer multiplications, larger rounding errors. off: direct convolution.
         winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off");
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
@@ -443,11 +443,11 @@ settings! {
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
         tempo in heuristic.tempo: Tempo, of_member();
-        /// Share of a layer's initial features by which the heuristic makes it wider, one layer at
-        /// a time, while no module is due; 0 for no wider layers.
+        /// Share of its initial features by which the heuristic makes a layer wider, one layer at a
+        /// time, while no module needs an action. With 0 it makes no layer wider.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0),
             since(13, "0"), of_member();
-        /// Number of steps between two wider layers of an env.
+        /// Minimum number of steps between two layers that the heuristic makes wider in an env.
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
             since(13, "3"), of_member();
         /// Largest number of features of a layer that the heuristic widens, as a multiple of its
@@ -536,7 +536,8 @@ settings! {
         /// Reward per percentage point of control score gained in a step.
         reward_gain in reward.gain: f64, unit("W"), real(-1e6, 1e6), since(3, "0.2");
         /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
-        /// modules, each weighted by its alpha; H is the number of parameters of the host.
+        /// modules, each weighted by its alpha, and of the features that layers got by widening; H
+        /// is the number of parameters with which the host began.
         reward_rent in reward.rent: f64, unit("W"), real(-1e6, 1e6), since(3, "0.05");
         /// Maximum rent of a step.
         reward_rent_max in reward.rent_max: f64,
@@ -568,8 +569,8 @@ settings! {
         reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {
-        /// Relative distance from the loss of guessing, that of the best constant prediction,
-        /// within which a loss counts as guessing. With classes that is ln(classes).
+        /// Relative distance from the loss of guessing within which a loss counts as guessing. It
+        /// is the loss of the best constant prediction: with classes ln(classes).
         governor_collapse_width in governor.collapse_width: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
         /// Share of the loss of guessing. Once the mean loss of an env falls below it, the env
@@ -589,7 +590,7 @@ settings! {
         governor_spike_patience in governor.spike_patience: u32,
             unit("N"), whole(1, 1_000_000), since(2, "3");
         /// Steps between snapshots, from which failed envs are restored. An additional snapshot is
-        /// taken whenever a module is fossilized.
+        /// taken whenever a module is fossilized or a layer gets wider.
         governor_snapshot_steps in governor.snapshot_steps: u32,
             unit("N"), whole(1, 1_000_000), since(2, "5");
         /// Failures of an env, without a snapshot in between, after which the run ends.
