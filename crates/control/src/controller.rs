@@ -20,12 +20,12 @@ pub trait Controller: Send {
     /// A new episode begins in this env, with a fresh host.
     fn begin_episode(&mut self, _env: usize) {}
 
-    /// Env `to` became a copy of env `from`, between two steps: it gets the memory of `from`. A
-    /// controller with memory for each env implements it.
+    /// Copies the memory of env `from` to env `to`. Called between two steps, after env `to` became
+    /// a copy of env `from`. Every controller with memory for each env implements this method.
     fn copy_env(&mut self, _from: usize, _to: usize) {}
 
     /// Decides the actions of all envs of a step, in the order of the views. Every action is legal
-    /// ([`crate::legal`]). A policy runs one forward pass and waits for one read-back (H1).
+    /// ([`crate::legal`]). A policy runs one forward pass for all envs and waits for one read-back.
     ///
     /// # Errors
     /// [`crate::Error`]: an illegal action in a script, a failed device.

@@ -78,7 +78,7 @@ pub enum Error {
         /// Its error.
         problem: String,
     },
-    /// The calls of a step came in another order, or for another number of envs.
+    /// A call of a step in the wrong order, or with the wrong number of envs.
     #[error("controller `{controller}`: expected {expected}, got {got}")]
     Protocol {
         /// The controller.

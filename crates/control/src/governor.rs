@@ -45,8 +45,8 @@ impl Default for GovernorConfig {
 
 impl GovernorConfig {
     /// Whether a snapshot is due after this step (counted from 0). `fossilized`: a module was
-    /// fossilized in this step. Call [`LossMonitor::check`] first: a failed env is never stored
-    /// ([`LossMonitor::is_calm`]).
+    /// fossilized in this step. Call [`LossMonitor::check`] first, because no snapshot of a failed
+    /// env may be taken ([`LossMonitor::is_calm`]).
     pub fn snapshot_due(&self, step: u32, fossilized: bool) -> bool {
         fossilized || step.is_multiple_of(self.snapshot_steps.max(1))
     }
@@ -122,7 +122,7 @@ impl LossMonitor {
     }
 
     /// Whether a snapshot of the env may be taken: the statistics have a loss, and the last loss
-    /// was no spike, since it may be the first of several.
+    /// was no spike, because a spike may be the first of several.
     pub fn is_calm(&self) -> bool {
         self.mean.is_some() && self.spikes == 0
     }

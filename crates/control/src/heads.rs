@@ -1,4 +1,4 @@
-//! The heads of an action as a static table (H2).
+//! The heads of an action as a static table.
 
 use meristem_grow::{AlphaTarget, Curve, Speed, Style, Tempo};
 

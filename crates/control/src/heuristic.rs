@@ -48,7 +48,7 @@ pub struct HeuristicConfig {
     /// Number of further features that a layer gets at once, as a share of its initial features; 0,
     /// the default, for no growth in width.
     pub widen_by: f64,
-    /// Steps between two wider layers of an env: 3.
+    /// Smallest number of steps from one change of width in an env to the next: 3.
     pub widen_pause: u32,
     /// Largest number of features of a layer, as a multiple of its initial number: 2.
     pub widen_up_to: f64,
@@ -79,7 +79,7 @@ impl Default for HeuristicConfig {
 /// Steps over which losses are averaged for the comparison with `max_gap`.
 const GAP_STEPS: usize = 3;
 
-/// Memory of an env. Penalties are kept from one episode to the next.
+/// Memory of the heuristic about one env. Penalties are kept from one episode to the next.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct HeuristicMemory {
     /// Penalty per blueprint.
@@ -94,8 +94,8 @@ struct HeuristicMemory {
 }
 
 /// Grows the largest modules within its budget, one after another, until the host overfits. Keeps a
-/// module if the control loss is significantly higher without it. With `widen_by` it makes the
-/// layer wider that has grown least, whenever no module is due.
+/// module if the control loss is significantly higher without it. If `widen_by` is above 0, widens
+/// the layer that has grown least whenever no module is due.
 ///
 /// A module that has disappeared counts as pruned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -198,7 +198,7 @@ impl HeuristicMemory {
         for (seen, slot) in self.seen.iter_mut().zip(host.slots()) {
             let now = slot.module.as_ref().map(|module| module.blueprint_index);
             if let (Some(blueprint), None) = (*seen, now) {
-                // A blueprint that this host's set does not have needs no penalty.
+                // A blueprint beyond the end of the host's set gets no penalty.
                 if let Some(penalty) = self.penalties.get_mut(blueprint) {
                     *penalty += config.prune_penalty;
                 }
@@ -223,7 +223,8 @@ impl HeuristicMemory {
         }
     }
 
-    /// Widens the layer with the smallest multiple of its initial features, the first of several.
+    /// Widens the layer whose new number of features is the smallest multiple of its initial
+    /// number; among equals the first.
     fn widen(&self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         let HeuristicConfig { widen_by, widen_pause, widen_up_to, .. } = *config;
         let paused = self.steps_since_widen.is_some_and(|steps| steps < widen_pause);
@@ -280,8 +281,9 @@ fn parameters(host: &Host) -> usize {
     host.bare_parameters() + modules
 }
 
-/// Whether the score has risen by at most `plateau_gain_pp` per step, within the error, over the
-/// last `plateau_steps` steps. For a plateau of one step the error is unknown and counts as 0.
+/// Whether the gain in score per step, over the last `plateau_steps` steps, is not significantly
+/// above `plateau_gain_pp`: the slope minus `significance` standard errors is below it. For a
+/// plateau of one step the error is unknown and counts as 0.
 fn is_plateau(scores_pp: &[f32], config: &HeuristicConfig) -> bool {
     let steps = config.plateau_steps;
     let Some(from) = scores_pp.len().checked_sub(steps.saturating_add(1)) else {

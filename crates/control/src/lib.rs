@@ -2,11 +2,11 @@
 //!
 //! - [`Action`] is one decision for one env. [`legal`] checks it against the host, [`apply`]
 //!   executes it. [`HEADS`] is the static table that converts an action into one choice per head
-//!   and back (H2).
+//!   and back.
 //! - [`Controller`] is the interface of all controllers: [`NoController`] never grows a module,
 //!   [`Heuristic`] follows written rules, [`RandomController`] draws legal actions at random,
 //!   [`Script`] follows a file, and [`EnvControllers`] have one of these for each env. A controller
-//!   receives an [`EnvView`] and nothing else; equal histories give equal actions.
+//!   sees an env only as an [`EnvView`]; equal histories give equal actions.
 //! - A policy uses [`write_observation`] and [`Normalizer`] to turn a view into numbers, and
 //!   [`sample_action`] to turn logits into a legal action. [`Ppo`] draws on its device, with
 //!   [`meristem_nn::kernels::sample`]. [`RewardState`] and [`advantages`] compute rewards and

@@ -93,7 +93,8 @@ impl Legality {
         }
     }
 
-    /// Writes the mask of the op head into a row: 1 for a legal op, 0 otherwise.
+    /// Writes the mask of the op head into its range of the row `mask`, `[layout.total()]`: 1 for a
+    /// legal op, 0 otherwise.
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];
         ops.iter_mut()
@@ -101,7 +102,8 @@ impl Legality {
             .for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
-    /// Writes the masks of all heads under the given choices of op and slot.
+    /// Writes the masks of all heads into the row `mask`, `[layout.total()]`, under the given
+    /// choices of op and slot.
     pub fn write_all(&self, layout: &HeadLayout, choices: &Choices, mask: &mut [u8]) {
         self.write_ops(layout, mask);
         let [op, slot, ..] = *choices;
@@ -110,10 +112,11 @@ impl Legality {
         }
     }
 
-    /// Writes the mask of a head other than the op head, under the given op and slot. The slot head
-    /// has the legal slots of the op; `slot` is ignored then. The blueprint head has the blueprints
-    /// that may germinate in the slot. A head that the op does not use is pinned to choice 0; all
-    /// other heads are free. A head with one legal choice has log-probability and entropy 0.
+    /// Writes the mask of a head other than the op head into `part`, `[choices of the head]`, under
+    /// the given op and slot. The slot head has the legal slots of the op; `slot` is ignored then.
+    /// The blueprint head has the blueprints that may germinate in the slot. A head that the op
+    /// does not use is pinned to choice 0; all other heads are free. A head with one legal choice
+    /// has log-probability and entropy 0.
     pub fn write_head(&self, head: usize, (op, slot): (ActionOp, usize), part: &mut [u8]) {
         let head = &HEADS[head];
         let free = vec![true; part.len()];

@@ -49,8 +49,9 @@ fn effective_floor(floor: f32, mask: &[u8]) -> (usize, f32) {
     (legal, floor.min(0.99 / legal.max(1) as f32))
 }
 
-/// Turns the logits of one head into probabilities, in place. A single legal choice has probability
-/// 1 exactly. A logit that is not finite counts as 0.
+/// Turns the logits of one head into probabilities, in place. `logits` and `mask` are `[choices]`;
+/// `mask` is 1 for a legal choice and 0 otherwise. A single legal choice has probability 1 exactly.
+/// A logit that is not finite counts as 0.
 pub fn probabilities(logits: &mut [f32], mask: &[u8], floor: f32) {
     let (legal, floor) = effective_floor(floor, mask);
     let finite = |x: f32| if x.is_finite() { x } else { 0.0 };
@@ -68,6 +69,7 @@ pub fn probabilities(logits: &mut [f32], mask: &[u8], floor: f32) {
 }
 
 /// Normalised entropy of a head: the entropy divided by ln(n) for n legal choices; 0 for n = 1.
+/// `probabilities` and `mask` are `[choices]`.
 pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
     let legal = mask.iter().filter(|choice| **choice != 0).count();
     if legal < 2 {
@@ -78,8 +80,8 @@ pub fn normalized_entropy(probabilities: &[f32], mask: &[u8]) -> f32 {
 }
 
 /// Draws an action: the op, then a legal slot of this op, then the other heads. `logits` is one row
-/// in `layout`; it receives the probabilities. `mask` receives the masks of the draw, for the
-/// rollout.
+/// in `layout`, `[layout.total()]`; it receives the probabilities. `mask`, of the same length,
+/// receives the masks of the draw, for the rollout.
 pub fn sample_action(
     layout: &HeadLayout,
     legality: &Legality,

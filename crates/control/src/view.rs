@@ -47,7 +47,7 @@ impl EnvView<'_> {
         advantage.is_finite().then_some(advantage)
     }
 
-    /// Measurements of a slot; empty beyond the end of the list.
+    /// Measurements of a slot; none beyond the end of the list.
     pub fn measured(&self, slot: usize) -> GateInputs {
         self.measured.get(slot).copied().unwrap_or_default()
     }

@@ -30,8 +30,9 @@ pub enum ModuleScope {
     All,
 }
 
-/// A configuration of the measured modules; modules outside the [`ModuleScope`] are always on.
-/// Numbers are slot indices, in ascending order for pairs.
+/// A configuration of the measured modules; modules outside the [`ModuleScope`] are always on. The
+/// numbers of `SoloOff`, `SoloOn` and `Pair` are slot indices; those of a pair are in ascending
+/// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -247,13 +248,14 @@ impl Counterfactual {
         scores_pp.get(self.row_with(on)?).copied().filter(|score| score.is_finite())
     }
 
-    /// Contribution of each measured module, from the evaluated rows. Modules with missing rows are
-    /// left out.
+    /// Contribution of each measured module. `rows` has the metrics of each row of alphas, in the
+    /// order of [`Counterfactual::rows`]. Modules with missing rows are left out.
     pub fn contributions(&self, rows: &[EvalMetrics], score: Score) -> Vec<Contribution> {
         let of_module = |(i, &slot): (usize, &usize)| {
             let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);
             let score_without = off.score(score)?;
-            // With accuracies the percentage of the difference, as it has always been computed.
+            // Subtract first, then scale by 100, as in earlier versions: the other order rounds
+            // differently.
             let counted = |metrics: &EvalMetrics| Some(metrics.score(score)?.clamp(0.0, 1.0));
             let score_pp = 100.0 * (counted(main)? - counted(off)?);
             Some(Contribution { slot, score_without, score_pp, loss: off.loss_over(main) })
@@ -261,8 +263,9 @@ impl Counterfactual {
         self.modules.iter().enumerate().filter_map(of_module).collect()
     }
 
-    /// Interaction of each pair of modules whose four scores were measured, in slot order. With
-    /// two to four modules these are all pairs.
+    /// Interaction of each pair of modules whose four scores were measured, in slot order.
+    /// `scores_pp` has the score of each row of alphas, in percentage points. With two to four
+    /// modules these are all pairs.
     pub fn interactions_pp(&self, scores_pp: &[f64]) -> Vec<Interaction> {
         let score = |on| self.score(scores_pp, on);
         let interaction = |(i, j): (usize, usize)| {
@@ -273,8 +276,9 @@ impl Counterfactual {
         pairs(self.modules.len()).filter_map(interaction).collect()
     }
 
-    /// Sum of each slot's interactions with all other modules, in percentage points; `None` without
-    /// a measured interaction.
+    /// Sum of the interactions of each slot's module with all other modules, in percentage points:
+    /// `[slots]`, `None` without a measured interaction. `scores_pp` is as in
+    /// [`Counterfactual::interactions_pp`].
     pub fn interaction_sums_pp(&self, scores_pp: &[f64]) -> Vec<Option<f32>> {
         let mut sums: Vec<Option<f64>> = vec![None; self.main.len()];
         for Interaction { slots, pp } in self.interactions_pp(scores_pp) {
@@ -283,13 +287,14 @@ impl Counterfactual {
         sums.into_iter().map(|sum| sum.map(|sum| sum as f32)).collect()
     }
 
-    /// Shapley value per slot in percentage points: the mean gain in score when the module is
-    /// switched on, over all orders of the modules (Shapley, "A value for n-person games", 1953).
-    /// The values sum to the score with all modules minus the score with none.
+    /// Shapley values in percentage points, `[slots]`. The value of a module is the mean gain in
+    /// score when it is switched on, over all orders of the modules (Shapley, "A value for n-person
+    /// games", 1953). The values sum to the score with all modules minus the score with none.
     ///
     /// Exact for up to four modules; beyond that the mean over the orders of
     /// [`Counterfactual::for_last_step`]. `None` for slots that are not measured, and for all slots
-    /// if a score is missing or not finite.
+    /// if a score is missing or not finite. `scores_pp` is as in
+    /// [`Counterfactual::interactions_pp`].
     pub fn shapley_pp(&self, scores_pp: &[f64]) -> Vec<Option<f64>> {
         let n = self.modules.len();
         let values = match n {

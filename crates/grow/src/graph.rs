@@ -19,7 +19,7 @@ use crate::lifecycle::{Slot, Stage, Style};
 use crate::optimisers::Optimisers;
 use crate::spec::{HostSpec, HostVisitor, SlotName, TaskShape};
 
-/// Part of a slot in the topology; slots of equal class give equal graphs.
+/// Class of a slot in the topology: equal classes give equal nodes in the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotClass {
     /// No module computes (dormant, germinated, pruned, embargoed, resetting).

@@ -357,8 +357,9 @@ impl Host {
         Ok(change)
     }
 
-    /// Checks that a slot's gate may be evaluated: Germinated, Training or Blending, and not being
-    /// pruned. [`Host::gate`] then decides whether the gate passes.
+    /// Checks that the gate of a slot may be evaluated: the slot is in Germinated, Training or
+    /// Blending, and its module is not being pruned. [`Host::gate`] then decides whether the gate
+    /// passes.
     ///
     /// # Errors
     /// The rule that the action violates.
@@ -389,7 +390,8 @@ impl Host {
         self.evaluate_gate(index, inputs, "ADVANCE")
     }
 
-    /// Checks that the gate to Fossilized may be evaluated: Holding, and not being pruned.
+    /// Checks that the gate to Fossilized may be evaluated: the slot is in Holding, and its module
+    /// is not being pruned.
     ///
     /// # Errors
     /// The rule that the action violates.
@@ -439,7 +441,8 @@ impl Host {
         Ok(GateOutcome { report, change: Some(change) })
     }
 
-    /// Checks that alpha may get a new target: Blending or Holding, with alpha at rest.
+    /// Checks that alpha may get a new target: the slot is in Blending or Holding, with alpha at
+    /// rest.
     ///
     /// # Errors
     /// The rule that the action violates.
@@ -501,7 +504,8 @@ impl Host {
         let alpha = slot.alpha();
         match &mut slot.module {
             Some(module) if speed != Speed::Instant && alpha > 0.0 => {
-                // A joint module has another alpha than its blending.
+                // The move starts from the alpha of the slot: for a joint module `module.alpha`
+                // differs from it.
                 module.alpha = AlphaController::at_rest(alpha);
                 module.retarget(&slot.name, 0.0, speed.steps(), curve)?;
                 module.pruning = true;

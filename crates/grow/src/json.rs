@@ -5,8 +5,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// Parses JSON that people write. `serde_json::Value` keeps the last of two values with one key,
-/// and says nothing.
+/// Parses JSON that people write. A key that an object has twice is an error here; the parser of
+/// `serde_json::Value` silently keeps the last value.
 ///
 /// # Errors
 /// A message with line and column, also for a key that an object has twice.

@@ -42,7 +42,7 @@
 //! - `counterfactual`: configurations that measure each module's contribution ([`Counterfactual`]);
 //! - `topology`: the host as JSON, for the metadata of a weights file ([`Topology`]).
 //!
-//! Several of them use `optimisers`, `suggest`, `json` and `error`.
+//! Several of these modules use `optimisers`, `suggest`, `json` and `error`.
 //!
 //! `docs/growth.md` lists the formulas and tables.
 

@@ -199,7 +199,8 @@ impl Topology {
     /// # Errors
     /// [`TopologyError::Version`], [`TopologyError::Host`].
     pub fn check_host(&self, json: &str) -> Result<()> {
-        // An entry without a version is no list of layers, so parsing below fails.
+        // An entry without a version is not checked here: it is no list of layers, so parsing it
+        // below fails.
         if let Ok(found) = version_of(json)
             && found > LIST_VERSION
         {

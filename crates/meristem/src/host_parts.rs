@@ -7,9 +7,9 @@ use meristem::grow::{BranchJoin, HostLayer, HostSpec, SlotName};
 /// A part of a drawn host.
 pub(crate) struct HostPart<'a> {
     pub(crate) kind: PartKind<'a>,
-    /// Number of residual layers and branches around the part.
+    /// Nesting depth: number of residual layers and branches that contain the part.
     pub(crate) depth: usize,
-    /// Earlier parts whose outputs it reads; none for the first part.
+    /// Indices of the earlier parts whose outputs this part reads; none for the first part.
     pub(crate) inputs: Vec<usize>,
 }
 

@@ -20,7 +20,7 @@ use crate::score;
 /// Width of a table if stdout is not a terminal.
 const COLUMNS: u16 = 100;
 
-/// Most members of a leaderboard.
+/// Maximum number of rows of a leaderboard.
 const PLACES_MAX: usize = 20;
 
 /// Creates an empty table, at most as wide as the terminal.
@@ -128,8 +128,8 @@ fn envs(summary: &Summary) -> Table {
     table
 }
 
-/// Table of the best members, and a line if there are more; then both for the members over their
-/// seeds, if some differ only by their seed. `None` without members.
+/// Table of the best members, and a line if there are more. If some members differ only by their
+/// seed, the same follows with such members as one place. `None` without members.
 fn leaderboard(summary: &Summary) -> Option<Vec<String>> {
     let places = summary.leaderboard();
     if places.is_empty() {

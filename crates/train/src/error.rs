@@ -179,7 +179,7 @@ pub enum Error {
         /// Failures since the last snapshot.
         failures: u32,
     },
-    /// A rank failed. On rank 0 it is another rank; on other ranks it may be this one.
+    /// A rank failed. On rank 0 `rank` is another rank; on other ranks it may be the rank itself.
     #[error("rank {rank}: {problem}")]
     OfRank {
         /// Number of the rank that failed.
@@ -220,7 +220,7 @@ pub enum Error {
     Grow(#[from] meristem_grow::Error),
 }
 
-/// Whether a file that was named for reading is not there, or is no plain file.
+/// Whether an error of reading means that the named file does not exist or is not a plain file.
 pub(crate) fn is_no_file(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidInput, NotADirectory, NotFound};
     matches!(error.kind(), NotFound | NotADirectory | InvalidInput)
@@ -232,7 +232,8 @@ impl Error {
         Self::Value { key: key.into(), got: got.to_string(), expected: expected.to_string() }
     }
 
-    /// The error, if it is about a setting, of the settings of member `member`.
+    /// The same error; if it is about a setting, with a note that the setting is that of member
+    /// `member`.
     pub(crate) fn in_member(self, member: usize) -> Self {
         match self {
             Self::Value { key, got, expected } => {

@@ -21,7 +21,7 @@ pub struct Custom {
     /// The controller of a run whose setting `controller` is
     /// [`External`](crate::settings::ControllerKind::External); `None` for any other.
     pub controller: Option<OwnController>,
-    /// The program's choice of members and of those that end.
+    /// The program's search, which chooses the settings of members and ends members.
     pub searcher: Option<Box<dyn Searcher>>,
     /// The loss of a run whose setting `loss` is
     /// [`External`](crate::settings::LossKind::External); `None` for any other.
@@ -31,7 +31,8 @@ pub struct Custom {
 /// Loss that a program computes, in host memory. A run calls it on one thread, in the order of the
 /// envs: for each batch of training, for each configuration of modules on a batch of the control
 /// split, and on the test split. A run with twins calls it for their batches as well. Before the
-/// first step the loss of guessing is that of outputs which are all 0.
+/// first step the run calls it with outputs that are all 0: the mean over the training split is the
+/// loss of guessing.
 ///
 /// The loss of a batch is the mean over its samples. The results of a run have the same bits for
 /// any number of workers, and after it was resumed, if the loss depends only on its arguments.
@@ -39,7 +40,7 @@ pub struct Custom {
 /// ```
 /// use meristem_train::external::{LossBatch, LossTargets, OwnLoss};
 ///
-/// /// The quantile of which a share of the targets is below.
+/// /// Pinball loss: its best constant output has this share of the targets below it.
 /// struct Pinball(f32);
 ///
 /// impl OwnLoss for Pinball {
@@ -72,8 +73,9 @@ pub struct Custom {
 /// ```
 pub trait OwnLoss: Send {
     /// Writes the loss of each sample to `losses`, `[samples]`, and in training the derivative of
-    /// each sample's loss by the outputs of that sample to `gradient`, `[samples][outputs]`. A
-    /// value that is not finite is a failure of the training, as with a built-in loss.
+    /// each sample's loss with respect to the outputs of that sample to `gradient`,
+    /// `[samples][width]`. A value that is not finite is a failure of the training, as with a
+    /// built-in loss.
     ///
     /// # Errors
     /// An error of the program, such as [`Error::OwnLoss`](crate::Error::OwnLoss). It ends the run,
@@ -117,8 +119,8 @@ impl From<Box<dyn OwnLoss>> for Custom {
 /// Search over settings of members by a program, such as an optimiser of hyperparameters. It is
 /// called after each step, in the order of the members' numbers.
 pub trait Searcher: Send {
-    /// Settings of the next member, over those of the run. Called when a member begins, in a run
-    /// whose setting `sampler` is [`External`](crate::settings::Sampler::External).
+    /// Settings of the next member, which override those of the run. Called when a member begins,
+    /// in a run whose setting `sampler` is [`External`](crate::settings::Sampler::External).
     ///
     /// # Errors
     /// An error of the searcher, which ends the run.
@@ -206,8 +208,7 @@ pub trait External: Controller {
         Ok(())
     }
 
-    /// Whether the run stops at the end of a round, where this is called. A resumed run begins the
-    /// next round.
+    /// Whether the run stops. Called at the end of each round. A resumed run begins the next round.
     fn stops_after_round(&mut self) -> bool {
         false
     }

@@ -57,7 +57,7 @@ pub(crate) fn absolute(key: &str, path: &Path) -> Result<PathBuf> {
     })
 }
 
-/// The error of a path that text cannot have, which the setting `key` names.
+/// The error for a path in the setting `key` that is not UTF-8.
 pub(crate) fn lossy(key: &str, path: &Path) -> Error {
     let expected = "a path that is UTF-8 from the root on, because config.toml is text";
     Error::value(key, path.display(), expected)
@@ -103,8 +103,8 @@ impl Moved {
 }
 
 /// Checks that every file of a run has the same contents `now` as when the run `began`. A file that
-/// is in only one of the lists is not compared: then a setting differs, and settings are compared
-/// before.
+/// is in only one of the lists is not compared: in this case a setting differs, and the settings
+/// were compared before.
 ///
 /// # Errors
 /// [`Error::OtherInput`] names the first file with other contents, and its setting.

@@ -1,16 +1,20 @@
 //! Training: from a configuration to a run folder with events, weights and a summary.
 //!
-//! Modules in order of dependency: no module imports one below it in this list; `cargo xtask tidy`
-//! checks that.
+//! Modules in order of dependency: a module imports only modules above it in this list. `cargo
+//! xtask tidy` checks that imports form no circle.
 //!
 //! | module | contents |
 //! |---|---|
 //! | `error` | the errors of this crate, their remedies and exit codes |
+//! | `position` | the position of a step in a run |
+//! | `input_file` | checksums of the files that settings name |
+//! | [`statistics`] | means, intervals and paired differences of a few measurements |
+//! | `hosts` | hosts from files |
 //! | [`config`] | the table of settings; how preset, file and flags combine |
 //! | `sweep` | members that end early or copy each other |
 //! | [`external`] | blueprints, controllers, searchers and losses that a program passes to a run |
-//! | `hosts` | hosts from files |
 //! | `record` | files of a run: [`events`], [`summary`], [`trace`], [`run_folder`]; [`reading`] |
+//! | `task` | the task of a run: its loss and score |
 //! | `own_loss` | the program's loss: its batches, sums and cost |
 //! | `processes` | the processes of a run and their collectives |
 //! | `setup` | hosts, weights and controllers from their settings; checks before training |
@@ -21,7 +25,7 @@
 //! | `run` | a run: prepare, episodes of steps, resume, close |
 //! | [`session`] | a run whose steps and actions the program controls |
 //! | [`learners`] | networks that the program trains with its own loop, without a dataset |
-//! | [`study`] | comparison of controllers on the same hosts, with [`statistics`] |
+//! | [`study`] | comparison of controllers on the same hosts |
 //! | [`growth_bench`] | methods of growth on several tasks, with a tuned learning rate for each |
 //! | `verify` | files of runs against their checksums |
 //! | [`eval`] | evaluation of a weights file, or of the networks of a run as an ensemble |

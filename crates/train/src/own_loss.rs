@@ -19,9 +19,9 @@ use crate::record::summary::OwnLossTotals;
 /// The program's loss, with the cost of its calls.
 pub(crate) struct ProgramLoss {
     function: Box<dyn OwnLoss>,
-    /// Task of the run, which says what the targets are.
+    /// Task of the run, which determines the kind of the targets.
     task: TaskKind,
-    /// Cost since it was last taken.
+    /// Cost of the calls since the cost was last taken for the totals of a step.
     pub(crate) cost: OwnLossTotals,
 }
 
@@ -29,7 +29,8 @@ pub(crate) struct ProgramLoss {
 pub(crate) struct BatchLosses {
     /// Loss of each sample.
     pub(crate) losses: Vec<f32>,
-    /// Derivative of the mean loss by the outputs, `[samples][width]`; empty in an evaluation.
+    /// Derivative of the mean loss with respect to the outputs, `[samples][width]`; empty in an
+    /// evaluation.
     pub(crate) gradient: Vec<f32>,
     /// Sums over the samples.
     pub(crate) sums: EvalMetrics,
@@ -119,7 +120,8 @@ impl ProgramLoss {
             let batch = LossBatch { samples, width, outputs, targets: part };
             sum += self.call(&batch, false)?.sums.loss_sum;
         }
-        // The cost is that of steps, so that it does not depend on how often a run was resumed.
+        // The reported cost covers steps only, so that it does not depend on how often a run was
+        // resumed.
         self.cost = OwnLossTotals::default();
         Ok(sum / all.max(1) as f64)
     }
@@ -162,7 +164,7 @@ fn largest(values: &[f32]) -> usize {
     best
 }
 
-/// Results of a network's batches since its metrics were reset, which the device does not have.
+/// Results of a network's batches since its metrics were reset. They are in host memory only.
 #[derive(Default)]
 pub(crate) struct OwnResults {
     /// Sums over the training samples.

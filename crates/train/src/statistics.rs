@@ -65,11 +65,11 @@ impl PairedDifference {
     }
 }
 
-/// Share of the variance of `values` that is explained by the groups that they are in: ε², the
-/// correlation ratio without its bias, `1 − (1 − η²)·(n − 1)/(n − k)` for n values in k
-/// groups, where η² is the variance between the groups divided by all variance (Kelley 1935); at
-/// least 0. `None` with fewer than two groups, fewer than two
-/// values for each group on average, or without variance.
+/// Share of the variance of `values` that their groups explain: ε² (Kelley 1935), the correlation
+/// ratio η² corrected for its bias, `1 − (1 − η²)·(n − 1)/(n − k)` for n values in k groups. η² is
+/// the variance between the groups divided by the total variance. The result is at least 0.
+/// `group_of` has the group of each value. `None` with fewer than two groups, fewer than two values
+/// for each group on average, or without variance.
 pub fn explained_share(values: &[f64], group_of: &[usize]) -> Option<f64> {
     let mut groups: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
     for (value, group) in values.iter().zip(group_of) {
@@ -92,8 +92,9 @@ pub fn explained_share(values: &[f64], group_of: &[usize]) -> Option<f64> {
     })
 }
 
-/// Groups of settings for [`explained_share`]: numbers in at most `bins` bins with equal numbers of
-/// values, where equal values are in one bin; other texts by their text.
+/// The group of each of `values`, for [`explained_share`]. If all values are finite numbers, the
+/// groups are at most `bins` bins with about equal numbers of values, and equal values are in one
+/// bin. Otherwise every distinct text is a group.
 pub fn groups(values: &[&str], bins: usize) -> Vec<usize> {
     let numbers: Option<Vec<f64>> =
         values.iter().map(|value| value.parse().ok().filter(|x: &f64| x.is_finite())).collect();

@@ -1,4 +1,4 @@
-//! Task of a run: its loss and score, from the settings and the dataset (T1, T2).
+//! Task of a run: its loss and score, from the settings and the dataset.
 
 use meristem_data::{Dataset, DatasetInfo, Source, TargetKind};
 use meristem_grow::nearest;
@@ -52,8 +52,8 @@ impl From<&TrainConfig> for TaskSettings {
 pub(crate) struct Task {
     /// The task; not [`TaskKind::Auto`].
     pub(crate) kind: TaskKind,
-    /// Loss of training, and of the control and test splits. If the program computes the loss, the
-    /// first one of the task, whose targets and scores it has.
+    /// Loss of training, and of the control and test splits. If the program computes the loss, this
+    /// is the first loss of the task, which determines the form of targets and scores.
     pub(crate) loss: Loss,
     /// Score on the training and control splits. R² compares with the variance of all training
     /// targets.
@@ -193,7 +193,7 @@ fn loss_of(settings: &TaskSettings, info: &DatasetInfo, kind: TaskKind) -> Resul
         check_plain(settings)?;
     }
     let loss = match settings.loss {
-        // The first loss says what targets and scores are.
+        // The first loss of the task determines the form of targets and scores.
         LossKind::Auto | LossKind::External => known.first().copied().unwrap_or_default(),
         given if known.contains(&given) => given,
         given => {
@@ -306,7 +306,7 @@ fn of_column(loss: &Loss, sorted: &[f64]) -> f64 {
                 sorted.first().copied().unwrap_or_default(),
                 sorted.last().copied().unwrap_or_default(),
             );
-            // The derivative by the constant rises with it.
+            // The derivative with respect to the constant increases with the constant.
             for _ in 0..HALVINGS {
                 let middle = 0.5 * (low + high);
                 let slope = mean_of(&|target| (middle - target).clamp(-delta, delta));

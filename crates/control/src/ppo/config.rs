@@ -37,7 +37,7 @@ pub struct PpoConfig {
     pub entropy_weight: f32,
     /// Probability floors in the first round, per head: .02.
     pub floors: Floors,
-    /// Rounds in which the floors fall linearly to 0: 10. With 0 they are constant.
+    /// Rounds over which the floors fall linearly to 0: 10. With 0 rounds the floors are constant.
     pub floor_rounds: usize,
     /// Target KL divergence: .015. An update stops at a KL divergence above 1.5 times the target.
     pub target_kl: f64,

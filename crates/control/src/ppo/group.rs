@@ -114,7 +114,7 @@ impl Controller for PpoGroup {
         }
     }
 
-    /// Decides for all ranks with one read-back (H1).
+    /// Decides for all ranks with one read-back.
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         let begun = self.parts(views)?.map(|(rank, views)| rank.begin_decision(views));
         let outputs = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;

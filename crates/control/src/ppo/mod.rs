@@ -2,9 +2,9 @@
 //! episodes.
 //!
 //! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
-//! and one read-back for all envs (H1). The rollout keeps transitions on the policy's device (H6).
-//! At the end of a round `targets` computes advantages and returns there, and `update` trains the
-//! policy on the whole round. In the first rounds the heuristic may act instead (`teacher`).
+//! and one read-back for all envs. The rollout keeps transitions on the policy's device. At the end
+//! of a round `targets` computes advantages and returns there, and `update` trains the policy on
+//! the whole round. In the first rounds the heuristic may act instead (`teacher`).
 //!
 //! A rollback by the governor is a termination. The end of an episode is a truncation: V of the
 //! next observation replaces the rewards to come.
@@ -278,7 +278,7 @@ impl Ppo {
         Ok(())
     }
 
-    /// Number of rounds learned from.
+    /// Number of completed rounds.
     fn round(&self) -> u64 {
         (self.decisions - self.step as u64) / self.rollout.shape().steps as u64
     }
@@ -364,7 +364,8 @@ impl Ppo {
         Ok(())
     }
 
-    /// Checks that the last decision's rewards are missing, if `rewards_missing`, or else passed.
+    /// Checks the order of calls: the rewards of the last decision must be missing if
+    /// `rewards_missing` is true, and must have been received if it is false.
     fn check_rewards_missing(&self, rewards_missing: bool) -> Result<()> {
         if self.learning != Learning::On || self.rewards_missing == rewards_missing {
             return Ok(());

@@ -1,5 +1,5 @@
-//! The transitions of a round, on the policy's device (H6). Every tensor has the layout `[step,
-//! env, …]` and is allocated once per run.
+//! The transitions of a round, on the policy's device. Every tensor has the layout `[step, env, …]`
+//! and is allocated once per run.
 
 use meristem_device::{Call, DType, Fill, Owner, Result, Stream, Tensor};
 

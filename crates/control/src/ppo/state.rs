@@ -1,4 +1,4 @@
-//! Checkpoints: the state that determines the next decisions (U4).
+//! State of a policy in a checkpoint: everything that determines its next decisions.
 
 use std::borrow::Cow;
 
@@ -183,8 +183,8 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
 }
 
 /// Elements of a buffer in a saved state, extended to the current format. Older states have no
-/// entropies, and one row less in each result of the draw. Missing elements become zeros; they are
-/// written before they are read.
+/// entropies, and one row less in each result of the draw. Missing elements become zeros: the next
+/// steps overwrite them before they are read.
 fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<Cow<'s, [f32]>> {
     let (dims, len) = (tensor.dims(), tensor.numel());
     let Some(saved) = state.tensors.get(name) else {

@@ -31,8 +31,8 @@ impl Ppo {
         Self { teacher: Some(Teacher { heuristic, rounds }), ..self }
     }
 
-    /// Whether the current round is a demonstration. During the update it is the round that has
-    /// just ended.
+    /// Whether the current round is a demonstration. During an update the current round is the one
+    /// that has just ended.
     pub(super) fn is_demonstration(&self) -> bool {
         self.teacher.as_ref().is_some_and(|teacher| self.round() < teacher.rounds as u64)
     }

@@ -51,9 +51,9 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     Ok(report)
 }
 
-/// Makes passes over the whole round, until the KL limit, the last epoch, or a number that is not
-/// finite. A round of demonstrations weighs all choices equally and has no KL limit, because the
-/// policy did not act in it.
+/// Makes passes over the whole round until the KL divergence exceeds its limit, the last epoch is
+/// done, or a loss or gradient is not finite. A round of demonstrations weighs all choices equally
+/// and has no KL limit, because the policy did not act in it.
 fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     let rollout = &ppo.rollout;
     let RolloutShape { envs, .. } = *rollout.shape();

@@ -125,7 +125,8 @@ impl BlueprintLayer {
                         "a depthwise convolution keeps its {channels} channels, got {out}"
                     ));
                 }
-                // Other rows would only meet the padding, and have parameters and operations.
+                // In a signal further rows of the kernel would only cover padding, at the cost of
+                // parameters and operations.
                 let size = if h == 1 && w > 1 { [1, kernel] } else { [kernel; 2] };
                 let geometry = ConvGeometry::new(size)
                     .padding(size.map(|k| k / 2))

@@ -151,8 +151,8 @@ impl Blueprint {
     }
 
     /// Trained parameters of the module in a slot of this shape, without the trained gate of
-    /// `Style::LinearGate`. Of a module that does not fit there: in an image, or in a vector, of as
-    /// many channels.
+    /// `Style::LinearGate`. If the module does not fit the shape, the parameters are counted for an
+    /// image, or else a vector, with the same number of channels.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers fit together neither for images nor for vectors.
@@ -164,8 +164,8 @@ impl Blueprint {
         Ok(graph(slot).or_else(elsewhere)?.parameters(None))
     }
 
-    /// Whether the module fits a slot of this shape, and can learn there: no group of its group
-    /// norms has only one value, which the norm would always make 0.
+    /// Whether the module fits a slot of this shape, and can learn there. It cannot learn if a
+    /// group of a group norm has only one value, because the norm always makes such a value 0.
     pub(crate) fn fits(&self, slot: Dims) -> bool {
         let Ok(graph) = self.graph(slot, Optimisers::default().module) else { return false };
         graph.nodes.iter().all(|node| match node.op {

@@ -10,8 +10,9 @@ use crate::lifecycle::{LifecycleError, Slot};
 use crate::spec::{HostError, HostSpec, SizedLayer, SlotName, WidenableLayer, has_bias};
 use crate::suggest::nearest;
 
-/// Largest number of incoming or outgoing weights of a feature whose network `gradmax` and `tiny`
-/// measure. Their decompositions take time with its third power: some ten seconds at this limit.
+/// Limit of `gradmax` and `tiny`: the largest number of incoming, or of outgoing, weights of a
+/// feature. The time of their matrix decompositions grows with the third power of this number:
+/// about ten seconds at the limit.
 const MEASURED_MAX: usize = 1024;
 
 /// A layer that became wider.
@@ -27,15 +28,15 @@ pub struct WidthChange {
 
 impl Host {
     /// Layers of the host that can become wider, in forward order. A layer is addressed by its
-    /// index here, which no change of width alters.
+    /// index in this list. No change of width alters the indices.
     pub fn widenable(&self) -> Vec<WidenableLayer> {
         self.spec.widenable()
     }
 
-    /// Index of the layer with this name among those that can become wider.
+    /// Index of the layer with this name in [`Host::widenable`].
     ///
     /// # Errors
-    /// [`LifecycleError::Widen`] with the names of those layers.
+    /// [`LifecycleError::Widen`] with the names of the layers that can become wider.
     pub fn find_layer(&self, name: &str) -> Result<usize, LifecycleError> {
         let layers = self.widenable();
         let names: Vec<&str> = layers.iter().map(|layer| layer.name.as_str()).collect();
@@ -84,8 +85,9 @@ impl Host {
         Ok(self)
     }
 
-    /// This host with `by` further features of a layer, whatever its limits, rules and blueprints:
-    /// for a network whose further features are measured ([`meristem_nn::WidthProbe`]).
+    /// A copy of this host with `by` further features of a layer. Limits, rules and blueprints are
+    /// not checked: the copy is only a network in which the gradients of further features are
+    /// measured ([`meristem_nn::WidthProbe`]).
     ///
     /// # Errors
     /// [`LifecycleError::Widen`] for a layer that cannot become wider, or sizes that are too large.
@@ -105,7 +107,8 @@ impl Host {
         Ok(host)
     }
 
-    /// Checks that the further features of a layer can be measured in a network of reasonable size.
+    /// Checks that a feature of a layer has at most [`MEASURED_MAX`] incoming and outgoing weights,
+    /// if the initialisation has this limit.
     fn check_measured(&self, layer: &WidenableLayer) -> Result<(), LifecycleError> {
         let init = self.rules.width_init;
         if !matches!(init, WidthInit::Gradmax | WidthInit::Tiny) {
@@ -133,8 +136,8 @@ impl Host {
         Ok(())
     }
 
-    /// The layer that is wider than in `before`, a description of this host before one of its
-    /// layers became wider: its index and the number of its further features.
+    /// The layer that is wider than in `before`, the description of this host before the change of
+    /// width. Returns the index of the layer and the number of its further features.
     pub fn wider_than(&self, before: &HostSpec) -> Option<(usize, usize)> {
         let pairs = before.widenable().into_iter().zip(self.widenable()).enumerate();
         let mut further = pairs.map(|(at, (old, new))| (at, new.features - old.features));

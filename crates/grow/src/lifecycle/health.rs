@@ -22,7 +22,8 @@ pub struct GradientHealth {
 }
 
 impl GradientHealth {
-    /// Health from the norms of a module's tensors; `None` without tensors.
+    /// Health from the L2 norm of the gradient of each of a module's tensors; `None` without
+    /// tensors.
     pub fn from_norms(norms: &[f64]) -> Option<Self> {
         let count = |is_counted: &dyn Fn(f64) -> bool| {
             norms.iter().filter(|norm| is_counted(**norm)).count() as u64
@@ -33,8 +34,9 @@ impl GradientHealth {
         Self::from_counts(vanishing, exploding, norms.len() as u64, norm)
     }
 
-    /// Health from counts over tensors and steps, as in the network's metrics. `norm` is the mean
-    /// over the steps. `None` without measured tensors.
+    /// Health from counts over tensors and steps, as in the network's metrics: `vanishing` and
+    /// `exploding` of `tensors` gradients. `norm` is the mean L2 norm over the steps. `None`
+    /// without measured tensors.
     pub fn from_counts(vanishing: u64, exploding: u64, tensors: u64, norm: f64) -> Option<Self> {
         if tensors == 0 {
             return None;

@@ -15,8 +15,9 @@ use crate::spec::SlotName;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Birth {
-    /// Beside the host: in Training the module learns from the loss of the host without it, then
-    /// alpha blends it in. Its input is detached until it is fossilized.
+    /// Beside the host. In Training the module learns, but the output of the host ignores it. Then
+    /// alpha blends the module in. The input of the module is detached until the module is
+    /// fossilized.
     #[default]
     Aside,
     /// In the host, with alpha 1 from Training on and gradients through its input. A new module is
@@ -36,7 +37,7 @@ impl Birth {
         }
     }
 
-    /// Whether it is the default, which files leave out.
+    /// Whether this is the default, which files omit.
     pub(crate) fn is_aside(&self) -> bool {
         *self == Birth::Aside
     }

@@ -32,9 +32,9 @@ const KEYS: [&str; 4] = ["channels", "blocks", "kernel", "pools"];
 /// `channels · 2^i` channels, batch norm, ReLU, the slot `r0c{i}`, a 2×2 max-pool while
 /// `i < pools`, and the slot `r1c{i}`; then global average pool and a linear classifier.
 ///
-/// It is parsed from a preset's name, or from text such as
-/// `cnn:channels=12,blocks=4,kernel=5,pools=3`. Without `channels`, `blocks` or `kernel` it has the
-/// value of `baseline`; without `pools` every block is followed by a pool.
+/// A `Cnn` is parsed from a preset's name, or from text such as
+/// `cnn:channels=12,blocks=4,kernel=5,pools=3`. If `channels`, `blocks` or `kernel` is missing, the
+/// value of `baseline` is used. If `pools` is missing, every block is followed by a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cnn {
     /// Channels of the first block; each further block doubles them.

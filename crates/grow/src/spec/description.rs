@@ -15,7 +15,7 @@ use super::slot_name::SlotName;
 use crate::json::parse_json;
 use crate::suggest::nearest;
 
-/// Version of lists with the layers that hosts of the family `cnn` have.
+/// Version of lists that have only the kinds of layers of the family `cnn`.
 const FIRST_VERSION: u32 = 1;
 /// Version of lists with any other layer or key. A new version marks a format that older readers
 /// would misread.
@@ -134,7 +134,7 @@ impl HostList {
         Ok(Self { version: LIST_VERSION, name: entries.name, layers, slots })
     }
 
-    /// This list under another name, in the version that descriptions are read as.
+    /// This list under another name, with version [`LIST_VERSION`].
     pub(super) fn named(self, name: String) -> Self {
         Self { version: LIST_VERSION, name: Some(name), ..self }
     }

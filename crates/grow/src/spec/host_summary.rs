@@ -16,13 +16,13 @@ use crate::optimisers::Optimisers;
 pub struct SizedLayer<'a> {
     /// The layer.
     pub layer: &'a HostLayer,
-    /// Number of layers around it.
+    /// Nesting depth: number of layers that contain this layer.
     pub depth: usize,
     /// Shape of the output per image.
     pub output: Dims,
-    /// Trained parameters, without layers inside.
+    /// Trained parameters, without those of nested layers.
     pub parameters: usize,
-    /// Multiply-accumulate operations per image, in evaluation, without layers inside.
+    /// Multiply-accumulate operations per image, in evaluation, without those of nested layers.
     pub macs: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct LayerSummary {
     pub name: Option<String>,
     /// Kind of the layer, with its kernel.
     pub layer: String,
-    /// Number of layers around it.
+    /// Nesting depth: number of layers that contain this layer.
     pub depth: usize,
     /// Channels, rows and columns of the output for one image.
     pub output: [usize; 3],
@@ -67,7 +67,7 @@ pub struct LayerSummary {
 /// Sizes of the layers that were added to a graph.
 struct Sizes<'a> {
     sized: Vec<SizedLayer<'a>>,
-    /// Parameters and multiplications of the layers before.
+    /// Parameters and multiplications of the layers that were added before.
     before: (usize, u64),
 }
 

@@ -11,7 +11,7 @@ pub(crate) const MAX_PARAMETERS: usize = 1 << 28;
 pub const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
 /// Maximum number of layers, including layers of branches.
 pub(super) const LAYERS_MAX: usize = 4096;
-/// Maximum number of layers around a layer.
+/// Maximum nesting depth of a layer: number of layers that contain it.
 pub(super) const DEPTH_MAX: usize = 8;
 /// Maximum number of characters of a name.
 pub(super) const NAME_CHARS_MAX: usize = 120;

@@ -28,8 +28,8 @@ pub(crate) trait HostVisitor<'a> {
         x: NodeId,
     ) -> Result<NodeId, Self::Error>;
 
-    /// Called after each layer, with its output `x`. `depth` is 0 for layers that are in no other
-    /// layer.
+    /// Called after each layer, with its output `x`. `depth` is the number of layers that contain
+    /// it.
     fn added(&mut self, _layer: &'a HostLayer, _depth: usize, _b: &GraphBuilder, _x: NodeId) {}
 }
 
@@ -49,7 +49,7 @@ struct Walk<'a, 'w, V> {
 struct Position<'p> {
     /// Position of the layer that has the list, with a dot after it; empty for the host's own.
     path: &'p str,
-    /// Number of layers around the list.
+    /// Number of layers that contain the list.
     depth: usize,
 }
 
@@ -108,7 +108,7 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
                     x
                 }
                 HostLayer::Join { join: formula, from } => {
-                    // Reading the description checked that all are saved.
+                    // The parser of the description has checked that all these values are saved.
                     let others = from.iter().filter_map(|name| self.saved.get(name.as_str()));
                     let values: Vec<NodeId> = [x].into_iter().chain(others.copied()).collect();
                     join(self.b, *formula, &values).map_err(fail)?

@@ -18,23 +18,23 @@ pub struct WidenableLayer {
     pub name: String,
     /// Output features.
     pub features: usize,
-    /// Slots between the layer and the layers that read it, which get wider with it.
+    /// Slots between the layer and the layer that reads its output. They get wider with the layer.
     pub slots: Vec<SlotName>,
     /// Whether the layer has a bias.
     has_bias: bool,
-    /// Whether a norm or a convolution is between the layer and the layer that reads it.
+    /// Whether a norm or a depthwise convolution is between the layer and its reader.
     is_apart: bool,
-    /// Whether an activation function after it is not 0 at 0.
+    /// Whether an activation function between the layer and its reader is not 0 at 0.
     has_offset: bool,
-    /// Name of the layer that reads it.
+    /// Name of the reader, the next layer that reads the output of this layer.
     reader: String,
-    /// Whether it and the layer that reads it are linear layers with biases, and only activation
-    /// functions and slots are between them.
+    /// Whether the layer and its reader are linear layers with biases, with only activation
+    /// functions and slots between them.
     is_linear: bool,
 }
 
 impl WidenableLayer {
-    /// Name of the layer that reads it.
+    /// Name of the reader, the next layer that reads the output of this layer.
     pub(crate) fn reader(&self) -> &str {
         &self.reader
     }
@@ -59,25 +59,26 @@ impl WidenableLayer {
     }
 }
 
-/// Layers between a layer and the one that reads it.
+/// Layers between a layer and its reader, the next layer with weights over all features.
 #[derive(Default)]
 struct Between<'a> {
-    /// Depthwise convolutions, which get the same number of features.
+    /// Depthwise convolutions, which get as many further features as the layer.
     depthwise: Vec<&'a str>,
     slots: Vec<SlotName>,
     has_norm: bool,
     has_image: bool,
     has_offset: bool,
     reader: &'a str,
-    /// The layer that reads it, if it is linear with a bias.
+    /// Whether the reader is a linear layer with a bias.
     is_read_linearly: bool,
 }
 
 impl HostSpec {
     /// Layers that can become wider without a change of the function that the host computes, in
-    /// forward order: convolutions without groups and linear layers, up to the next of them in the
-    /// same list of layers. Between the two may be layers that compute each feature by itself:
-    /// batch norm, activations, pools, depthwise convolutions, flatten, slots.
+    /// forward order. They are convolutions without groups and linear layers that are followed, in
+    /// the same list of layers, by another such layer, the reader. Only layers that compute each
+    /// feature by itself may be between a layer and its reader: batch norm, activations, pools,
+    /// depthwise convolutions, flatten, slots.
     pub fn widenable(&self) -> Vec<WidenableLayer> {
         let mut found = vec![];
         for_each_list(self.layers(), &mut |layers| {
@@ -91,7 +92,7 @@ impl HostSpec {
         found
     }
 
-    /// This host with `by` more features of a layer.
+    /// A copy of this host with `by` further features of the layer named `layer`.
     ///
     /// # Errors
     /// [`HostError::Layer`] for a layer that is not there or cannot become wider, with the reason.
@@ -150,7 +151,7 @@ fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
 }
 
 impl<'a> Between<'a> {
-    /// A layer that becomes wider, with what is between it and the layer that reads it.
+    /// Describes a layer that can become wider, from the layers between it and its reader.
     fn layer(self, layer: &HostLayer, name: &str, features: usize) -> WidenableLayer {
         let has_bias = has_bias(layer);
         let is_apart = self.has_norm || !self.depthwise.is_empty();
@@ -168,8 +169,8 @@ impl<'a> Between<'a> {
         }
     }
 
-    /// Follows the `features` of a layer through the layers after it; the error is the reason why
-    /// it cannot become wider.
+    /// Follows the `features` outputs of a layer through `layers`, the layers after it, to the
+    /// reader. The error is the reason why the layer cannot become wider.
     fn after(layers: &'a [HostLayer], features: usize) -> Result<Self, String> {
         let mut between = Self::default();
         for layer in layers {

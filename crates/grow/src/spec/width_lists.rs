@@ -93,11 +93,11 @@ impl WidthFamily {
         parts.enumerate().map(width).collect()
     }
 
-    /// Whether a host of this family takes such samples.
+    /// Checks that a host of this family takes samples of this shape.
     ///
     /// # Errors
-    /// [`HostError::Description`] for convolutions over other samples than signals: their windows
-    /// have one row, and several points.
+    /// [`HostError::Description`] for `conv1d` with samples that are not signals: its windows have
+    /// one row and several points.
     pub(super) fn check(self, host: &str, image: &TaskShape) -> Result<(), HostError> {
         if self == WidthFamily::Mlp || (image.height == 1 && image.width > 1) {
             return Ok(());

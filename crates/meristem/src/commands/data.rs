@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::plain::{self, counted, printable, shown, thousands};
 use crate::table;
 
-/// Most constants that are printed.
+/// Maximum number of constants that are printed.
 const CONSTANTS_SHOWN: usize = 8;
 
 pub(crate) fn run(command: &DataCommand) -> Outcome {
@@ -99,7 +99,7 @@ fn info(arguments: &InfoArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Constants per channel in one line; the first of many.
+/// Constants per channel in one line, the first [`CONSTANTS_SHOWN`] of them.
 fn constants<T: Copy + Into<f64>>(values: &[T]) -> String {
     let shown = values.iter().take(CONSTANTS_SHOWN).map(|value| constant((*value).into()));
     let rest = values.len().saturating_sub(CONSTANTS_SHOWN);

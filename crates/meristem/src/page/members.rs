@@ -13,11 +13,11 @@ use crate::plain::{counted, mean};
 use crate::plot::{Chart, Parallel, Series, inline, lineage};
 use crate::score;
 
-/// Most rows of the table.
+/// Maximum number of rows of the table.
 const ROWS_MAX: usize = 64;
-/// Most groups of members that ended, each with a colour and a name.
+/// Maximum number of groups of members that ended; each has a colour and a name.
 const GROUPS_MAX: usize = 6;
-/// Bins of the numbers of a setting, and least members of a bin on average.
+/// Number of bins for the numbers of a setting, and smallest mean number of members in a bin.
 const BINS: [usize; 2] = [5, 3];
 
 /// The members of a run with their numbers, by their last control score, best first; those that
@@ -134,7 +134,7 @@ fn over_seeds(run: &Run) -> Html {
 
 /// Names of the settings that differ between members, in the order in which they first occur.
 fn varied(members: &MembersHistory) -> Vec<&str> {
-    /// Most names; damaged events may have any number.
+    /// Maximum number of names; damaged events may have any number of them.
     const NAMES_MAX: usize = 256;
     let mut names: Vec<&str> = vec![];
     for (name, _) in members.all().flat_map(|(_, member)| member.values()) {
@@ -163,7 +163,7 @@ fn parallel(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
     let factor = score::factor(kind);
     let of_member = |(_, member): &(usize, &MemberHistory)| {
         let values = settings.iter().map(|name| value(member, name).map(String::from));
-        // Rounded, as it is written.
+        // The score is rounded to the digits that are written.
         let score = member.score().map(|score| (factor * score * 1e3).round() / 1e3);
         (values.collect(), score)
     };
@@ -184,7 +184,8 @@ fn parallel(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
     body
 }
 
-/// The last step that all members made that did not diverge; `None` if one made none.
+/// The last step that was made by every member that did not diverge; `None` if one of them made no
+/// step.
 fn common_step(members: &MembersHistory) -> Option<usize> {
     let steps = members.all().filter(|(_, member)| !diverged(member));
     steps.map(|(_, member)| member.steps()).min().flatten()?.checked_sub(1)

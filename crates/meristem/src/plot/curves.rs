@@ -18,7 +18,7 @@ pub(crate) struct Chart {
 /// A curve with its name.
 #[derive(Clone, Debug)]
 pub(crate) struct Series {
-    /// Name in the legend; empty for a curve that is not there.
+    /// Name in the legend; empty for a curve that the legend omits.
     pub(crate) name: String,
     pub(crate) points: Vec<[f64; 2]>,
     /// Place in the ramp of colours, 0..=1; `None` for a colour of its own.

@@ -13,10 +13,11 @@ use crate::colours::SERIES;
 const ROWS_MAX: usize = 64;
 /// Height of a row in pixels.
 const ROW: f64 = 18.0;
-/// Least distance of two copies in a row in pixels; of closer ones one is drawn.
+/// Smallest distance in pixels between two copies that are drawn in a row. Of several closer copies
+/// only one is drawn.
 const PIXELS_MIN: f64 = 2.0;
 
-/// Steps of a row with weights that descend from one member.
+/// Steps of a row in which the weights descend from one member.
 struct Descent {
     ancestor: usize,
     from: usize,
@@ -24,7 +25,7 @@ struct Descent {
     copied: Option<usize>,
 }
 
-/// Draws the first rows of `members`, numbers with the steps that each was trained, and the copies
+/// Draws the first [`ROWS_MAX`] of `members`, given by number and steps of training, and `copies`,
 /// in the order of their steps. `None` without copies.
 pub(crate) fn lineage<'a>(
     members: &[(usize, usize)],

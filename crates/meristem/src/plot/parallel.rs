@@ -4,11 +4,12 @@
 use super::{Anchor, Colour, Picture, Shape, short, text};
 use crate::colours;
 
-/// Most axes of settings; further settings are left out.
+/// Maximum number of axes of settings; further settings are left out.
 const AXES_MAX: usize = 10;
-/// Most lines: of more members every second, third, … by score.
+/// Maximum number of lines. Of more members only every second, third, … in the order of scores is
+/// drawn.
 const LINES_MAX: usize = 1000;
-/// Most names at an axis; of more only the first and the last are written.
+/// Maximum number of names at an axis. Of more names only the first and the last are written.
 const NAMES_MAX: usize = 12;
 /// Longest name of a value and of a setting, in characters.
 const NAME: usize = 14;
@@ -69,7 +70,8 @@ impl Scale {
             Self::Numbers { ends: [(least, _), (most, _)], log } => {
                 let scaled = |x: f64| if *log { x.ln() } else { x };
                 let number = value.parse().unwrap_or(*least);
-                // Halves, because the difference of two numbers may not be finite.
+                // Halves are subtracted, because the difference of the numbers themselves may
+                // overflow.
                 (scaled(number) / 2.0 - scaled(*least) / 2.0)
                     / (scaled(*most) / 2.0 - scaled(*least) / 2.0)
             }

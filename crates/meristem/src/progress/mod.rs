@@ -97,7 +97,7 @@ impl Progress {
         self.run.is_some()
     }
 
-    /// Whether this process reports progress.
+    /// Whether this process is rank 0, which reports progress.
     pub(crate) fn is_of_first_rank(&self) -> bool {
         self.rank == 0
     }
@@ -240,7 +240,7 @@ impl Observer for Progress {
             other => {
                 match other {
                     Event::MembersEnded { members, .. } => self.members_ended(members.len()),
-                    // Those of the first step are known.
+                    // Members that begin with the first step are counted already.
                     Event::MemberBegun { step: 1.., .. } => {
                         self.trained += self.run.as_ref().map_or(0, |run| envs_of(run, 1));
                     }

@@ -62,8 +62,8 @@ impl Checkpoint {
         file::from_bytes(path, bytes)
     }
 
-    /// Devices, precision and rounding at the checkpoint's position. Older checkpoints lack them:
-    /// they have the devices and precision of `began`, and rounding 0.
+    /// Devices, precision and rounding at the checkpoint's position. An older checkpoint does not
+    /// store them; then they are the devices and the precision of `began`, and rounding 0.
     pub(crate) fn last_stretch(&mut self, began: &TrainConfig) -> Stretch {
         let computed = &mut self.progress.computed;
         if computed.is_empty() {
@@ -73,8 +73,8 @@ impl Checkpoint {
         computed[computed.len() - 1].clone()
     }
 
-    /// Numbers of its envs in a run of `all` envs. Checkpoints of older versions have all envs,
-    /// others only those in training.
+    /// Numbers of the envs in this checkpoint, for a run of `all` envs. A checkpoint of an older
+    /// version has all envs, any other has only the envs in training.
     pub(crate) fn env_numbers(&self, all: usize) -> Vec<usize> {
         let sweep = &self.progress.sweep;
         let has_all = self.envs.len() == all;
@@ -111,7 +111,7 @@ pub(crate) struct Progress {
     /// Devices and precision of the steps so far; empty in older checkpoints.
     #[serde(default)]
     pub(crate) computed: Vec<Stretch>,
-    /// Extensions before its position.
+    /// Extensions of the run before `next`.
     #[serde(default)]
     pub(crate) extended: Vec<Extension>,
     /// Position of the next step.
@@ -127,7 +127,7 @@ pub(crate) struct Progress {
     /// folder of the run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) ended_envs: Vec<EnvSummary>,
-    /// State of the members; without members in older checkpoints.
+    /// State of the members; the empty state in older checkpoints.
     #[serde(default, skip_serializing_if = "Sweep::is_without_members")]
     pub(crate) sweep: Sweep,
     pub(crate) events: EventsPosition,

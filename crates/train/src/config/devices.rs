@@ -59,8 +59,8 @@ impl Devices {
     }
 }
 
-/// Checks that a run may move from the devices `before` to the devices `now`. Their numbers must be
-/// equal, because they determine the order in which envs see samples.
+/// Checks that a run may move from the devices `before` to the devices `now`. Their indices (1 in
+/// `cpu:1`) must be equal, because the order of samples depends on the indices.
 ///
 /// # Errors
 /// [`Error::Value`] says which devices can be given.

@@ -12,9 +12,9 @@ use super::table::{ConfigLayer, TrainConfig, all};
 use super::types::{BadValue, ControllerKind, Preset};
 
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
-/// results on the same data, machine, kinds of devices and precision. The text has only the numbers
-/// of devices, which determine the order of samples, and no precision: a run may continue on
-/// another kind of device or at another precision.
+/// results on the same data, machine, kinds of devices and precision. The text has the index of
+/// each device, on which the order of samples depends, but neither its kind nor the precision: a
+/// run may continue on another kind of device or at another precision.
 pub(crate) fn identity(resolved: &str) -> String {
     let kept = keep(resolved, |setting| setting.scope == SettingScope::Result);
     let Ok(mut table) = kept.parse::<Table>() else { return kept };

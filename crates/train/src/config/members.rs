@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::hosts::{is_file, read_host};
 use crate::input_file::{absolute, lossy};
 
-/// The settings of a member as a layer over those of the run.
+/// The settings of a member as a layer that overrides those of the run.
 ///
 /// # Errors
 /// [`Error::Value`]: an unknown key, a setting that belongs to the run, a value that its setting
@@ -28,7 +28,8 @@ pub(super) fn layer(member: &Member) -> Result<ConfigLayer> {
     Ok(layer)
 }
 
-/// Checks that members may have the setting `key`. `setting` is the one that names it.
+/// Checks that members may have the setting `key`. The error is about `setting`, in which `key` was
+/// given.
 fn check_key(setting: &str, key: &str) -> Result<()> {
     if all().iter().any(|setting| setting.of_member && setting.key == key) {
         return Ok(());
@@ -56,7 +57,7 @@ pub(super) fn described(host: impl AsRef<str>) -> Result<String> {
 /// that the settings mean the same in every working directory.
 ///
 /// # Errors
-/// An unreadable host; a path that is not UTF-8 from the root on.
+/// An unreadable host; a path whose absolute form is not UTF-8.
 pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
     let replace = |member: &mut Member, key, value: String| {
         if value.contains(SEPARATOR) {
@@ -90,12 +91,12 @@ fn absolute_text(key: &'static str, path: &Path) -> Result<String> {
 }
 
 impl TrainConfig {
-    /// Draws the members that `samples` asks for. Afterwards `members` has them, so that the
-    /// settings in a run's folder do not depend on the sampler.
+    /// Draws `samples` members and stores them in `members`, so that the settings in the folder of
+    /// a run do not depend on the sampler.
     ///
     /// # Errors
-    /// [`Error::Value`]: members as well as samples, samples without a space, a space without a
-    /// use, or settings that members cannot have.
+    /// [`Error::Value`]: both members and samples, samples without a space, a space that nothing
+    /// uses, or settings that members cannot have.
     pub(super) fn draw_members(&mut self) -> Result<()> {
         for dimension in self.space.iter().flat_map(Space::dimensions) {
             check_key("space", dimension.key())?;
@@ -154,8 +155,8 @@ impl TrainConfig {
         self.members.as_ref().map_or(1, |members| members.all().len())
     }
 
-    /// Like [`Self::of_member`], for settings that were not checked with those of the run: checks
-    /// them.
+    /// Like [`Self::of_member`], but checks the settings of `member` first. Use it for settings
+    /// that were not checked together with those of the run.
     ///
     /// # Errors
     /// [`Error::Value`]: settings that a member cannot have.
@@ -167,7 +168,7 @@ impl TrainConfig {
         Ok(config)
     }
 
-    /// The settings of the run, and those of `member` over them.
+    /// The settings of the run, overridden by those of `member`.
     pub(crate) fn of_member(&self, member: &Member) -> Self {
         self.below_members().with(member)
     }

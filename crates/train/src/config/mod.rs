@@ -105,7 +105,8 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// The share of the control split: one fold; or as set, else the one that the controller needs.
+    /// The share of the control split: one fold with `folds`; else as set, else the controller's
+    /// default.
     pub fn control_share(&self) -> f64 {
         if let Some(folds) = self.folds {
             return 1.0 / folds as f64;
@@ -192,7 +193,7 @@ impl TrainConfig {
         Ok(written)
     }
 
-    /// The settings with the paths that files of a moved study have now.
+    /// The settings with the present paths of the files of a moved study.
     pub(crate) fn moved(&self, moved: &Moved) -> Self {
         self.with_paths(|path| moved.now(path))
     }
@@ -248,7 +249,7 @@ impl TrainConfig {
     }
 
     /// The settings as written to the run folder. Open settings are filled in, paths are absolute,
-    /// and what belongs to one process is left out, so that the file starts a new run unchanged
+    /// and settings of a single process are left out. The unchanged file therefore starts a new run
     /// from any working directory.
     pub fn resolved_toml(&self) -> String {
         // Relative paths that cannot be made absolute were refused by `check_paths`.

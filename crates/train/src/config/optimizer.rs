@@ -19,8 +19,8 @@ impl TrainConfig {
         self.given_numbers().or(self.optimizer.defaults())
     }
 
-    /// The settings with the numbers of the optimiser filled in, unless members have other
-    /// optimisers, whose numbers have other defaults.
+    /// The settings with the numbers of the optimiser filled in. They stay open if members have
+    /// other optimisers, because the defaults depend on the optimiser.
     pub(super) fn with_optimizer_numbers(&self) -> Self {
         let mut members = self.members.iter().flat_map(|members| members.all());
         if members.any(|member| member.get("optimizer").is_some()) {
@@ -69,8 +69,8 @@ impl TrainConfig {
         Optimisers { host: self.optimiser(numbers, rate), module: self.optimiser(module, rate) }
     }
 
-    /// Gives the parameters that `param_groups` names other numbers; learning rates are scaled by
-    /// `rate`.
+    /// Gives the parameters named by `param_groups` the numbers of their group. Learning rates are
+    /// scaled by `rate`.
     ///
     /// # Errors
     /// Never: the optimisers are of one kind.

@@ -27,9 +27,9 @@ pub(crate) struct PolicyFile {
 }
 
 impl PolicyFile {
-    /// Reads the policy that the settings name, if they name one. If they name neither a policy
-    /// nor a width, it is the shipped policy, where that fits a run with `slots` slots and these
-    /// blueprints.
+    /// Reads the policy that the settings name, if they name one. If they name neither a policy nor
+    /// a width, the result is the shipped policy, provided that it fits a run with `slots` slots
+    /// and these blueprints.
     ///
     /// # Errors
     /// [`Error::Value`]: the file is unreadable or has no policy, or its width differs from the

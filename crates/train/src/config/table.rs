@@ -263,19 +263,19 @@ settings! {
             unit("RULE"), since(11, "none"), train_only();
         /// Number of members in training at a time. When a member ends, the next one begins in its
         /// place, so that all workers stay in use, and each makes `steps` steps of its own. With
-        /// halving and hyperband a member goes on from a rung if it is among the best of those that
-        /// have reached the rung so far.
+        /// halving and hyperband, members are compared at steps called rungs: a member goes on if
+        /// it is among the best of those that have reached the rung so far.
         places: Option<usize> = absent("all members"),
             unit("N"), whole(1, 4096), since(12, None), train_only();
         /// Changes of members after some steps, instead of the decisions of a scheduler. `sweep
         /// replay` writes them to train a member of a population again.
         member_changes: Option<PlannedChanges> = absent("none, or those of the scheduler"),
             unit("JSON"), since(11, None), train_only();
-        /// Numbers of members that end when the run is resumed, such as 3,8. Only with --resume.
+        /// Members that end when the run is resumed, such as 3,8. Only with --resume.
         end_members: Option<Numbers> = absent("none"),
             unit("LIST"), scope(SettingScope::Process), since(11, None), train_only(), on_resume();
-        /// Numbers of the envs, such as 5,17. Random numbers depend on them: an env has the bits of
-        /// the env with its number in a run of more envs with epoch full.
+        /// Numbers of the envs, such as 5,17. Random numbers depend on them: with epoch full, an
+        /// env has the same bits as the env with this number in a run of more envs.
         env_numbers: Option<Numbers> = absent("0, 1 and so on"),
             unit("LIST"), since(11, None), train_only();
         /// Weights file that every env starts from: safetensors with PyTorch's names.
@@ -296,7 +296,7 @@ settings! {
         /// with decoupled weight decay; lion; or muon for matrices and kernels of convolutions,
         /// with adamw for other parameters.
         optimizer: OptimizerKind = same(OptimizerKind::Sgd), since(11, "sgd"), of_member();
-        /// Learning rate of the host. Modules have it too, except with sgd and nesterov: 0.01.
+        /// Learning rate of the host and of its modules. With sgd and nesterov, modules have 0.01.
         lr: Option<f32> = absent(numbers_text("lr")), unit("RATE"), real(0.0, 1e6), of_member();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.
@@ -415,9 +415,10 @@ settings! {
         birth in rules.birth: Birth, since(13, "aside"), of_member();
         /// Initial parameters of further features of a layer. zero: as in a new layer, with
         /// outgoing weights of 0. net2wider: copies of other features, with shares of their
-        /// outgoing weights. firefly: as zero, the best of eight times as many. gradmax: incoming
-        /// weights of 0, with the outgoing weights that give them the largest gradient. tiny: the
-        /// features that lower the loss most. The last three measure 16 training batches.
+        /// outgoing weights. firefly: as zero, but the best of eight times as many candidates.
+        /// gradmax: incoming weights of 0, with the outgoing weights that give them the largest
+        /// gradient. tiny: the features that lower the loss most. The last three measure 16
+        /// training batches.
         width_init in rules.width_init: WidthInit, since(13, "zero"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32,
@@ -447,7 +448,7 @@ settings! {
         /// time, while no module needs an action. With 0 it makes no layer wider.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0),
             since(13, "0"), of_member();
-        /// Minimum number of steps between two layers that the heuristic makes wider in an env.
+        /// Minimum number of steps from one change of width in an env to the next.
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
             since(13, "3"), of_member();
         /// Largest number of features of a layer that the heuristic widens, as a multiple of its
@@ -569,12 +570,12 @@ settings! {
         reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
     }
     "Governor" {
-        /// Relative distance from the loss of guessing within which a loss counts as guessing. It
-        /// is the loss of the best constant prediction: with classes ln(classes).
+        /// Relative distance from the loss of guessing within which a loss counts as guessing. The
+        /// loss of guessing is the loss of the best constant prediction: with classes, ln(classes).
         governor_collapse_width in governor.collapse_width: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
-        /// Share of the loss of guessing. Once the mean loss of an env falls below it, the env
-        /// counts as trained, and guessing counts as a failure.
+        /// Share of the loss of guessing. Once the mean loss of an env falls below this share, the
+        /// env counts as trained, and a later return to the loss of guessing counts as a failure.
         governor_learned_share in governor.learned_share: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.6");
         /// Minimum loss of a spike. A loss is a spike only if it exceeds all three spike limits.

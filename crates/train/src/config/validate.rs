@@ -65,7 +65,8 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Settings that members may only have if each env trains on all samples of its own.
+/// Settings that members may have only with epoch full, because with epoch dealt envs share
+/// batches.
 const OF_EPOCH_FULL: [&str; 4] = ["seed", "batch", "train_share", "bootstrap"];
 
 /// Checks that all members have equally many envs, and settings that fit the division of samples.
@@ -112,7 +113,8 @@ pub(super) fn check_member(run: &TrainConfig, member: &TrainConfig) -> Result<()
     Err(Error::value("controller", own, expected))
 }
 
-/// Checks that the run has what its scheduler needs, and that planned changes are of its members.
+/// Checks that the run meets the requirements of its scheduler, and that planned changes name
+/// members of the run.
 fn check_sweep(config: &TrainConfig) -> Result<()> {
     let count = config.members.as_ref().map_or(0, |members| members.all().len());
     let changes = config.member_changes.iter().flat_map(PlannedChanges::all);
@@ -164,7 +166,7 @@ fn check_sweep(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that planned copies are of members in training.
+/// Checks that planned copies have origins in training.
 fn check_planned_copies(config: &TrainConfig) -> Result<()> {
     let changes = || config.member_changes.iter().flat_map(PlannedChanges::all);
     let mut ended = vec![];
@@ -212,7 +214,8 @@ fn check_width(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a program can compute the loss: the replicas of one host train without its waits.
+/// Checks that a program can compute the loss. It cannot with replicas of one host, because their
+/// inner loop makes no waits for such a loss.
 fn check_own_loss(config: &TrainConfig) -> Result<()> {
     if config.loss == LossKind::External && config.data_parallel {
         let expected = "a built-in loss, or auto, with data-parallel, whose ranks share batches";
@@ -262,7 +265,8 @@ pub(crate) fn check_searcher(config: &TrainConfig) -> Result<()> {
     check_alone(config, "search", &"a searcher")
 }
 
-/// Checks what all changes of members need: `key` is the setting that asks for them.
+/// Checks the requirements of all changes of members. `key` and `value` are the setting that causes
+/// the changes, for the error.
 fn check_alone(config: &TrainConfig, key: &'static str, value: &dyn fmt::Display) -> Result<()> {
     let needs = |what: &str| Err(Error::value(key, value, format!("none, or {what}")));
     if config.rounds > 1 {

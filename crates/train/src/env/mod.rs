@@ -35,7 +35,7 @@ use crate::setup::Setup;
 
 /// A growing host with its measurements.
 pub(crate) struct Env {
-    /// Place of the env among those of the run.
+    /// Index of the env in the run.
     pub(crate) index: usize,
     /// Number of the env for controllers and random numbers.
     pub(crate) number: usize,
@@ -49,7 +49,7 @@ pub(crate) struct Env {
     pub(crate) contributions: Vec<Contribution>,
     /// Reward of the last action, by term.
     pub(crate) reward: RewardTerms,
-    /// Counts of modules by fate.
+    /// Number of modules germinated, pruned and fossilized.
     pub(crate) history: ModuleCounts,
     /// State of the governor about this env.
     pub(crate) governor: GovernorState,
@@ -272,8 +272,9 @@ impl Env {
         self.has_lasting_change() || (calm && rules.snapshot_due(step as u32, false))
     }
 
-    /// Records that a snapshot was taken after `step`, which ends a row of failures. A wider layer
-    /// does not: it is legal also after a rollback.
+    /// Records that a snapshot was taken after `step`, and resets the count of failures. The count
+    /// stays if only a wider layer caused the snapshot, because WIDEN is legal even after a
+    /// rollback.
     pub(crate) fn snapshot_taken(&mut self, step: usize) {
         self.governor.snapshot_step = Some(step);
         let widened = self.seen.last == Some((ActionOp::Widen, true));

@@ -78,8 +78,8 @@ impl Population {
     }
 
     /// A copy of env `from` with the number in `options` and the state that `from` has now:
-    /// topology, weights, optimiser, statistics, measurements, twin. The copy is made as a
-    /// checkpoint is resumed. Waits for the device.
+    /// topology, weights, optimiser, statistics, measurements, twin. The state is saved and
+    /// restored as for a checkpoint. Waits for the device.
     ///
     /// # Errors
     /// Out of memory, a failed stream, or settings of the env that do not fit the host of `from`.

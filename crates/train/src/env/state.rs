@@ -53,7 +53,7 @@ pub(crate) struct EnvTensors {
     /// State of the exchange between the ranks, such as gradients that they have not sent yet, with
     /// the names from `resources::Replicas`.
     pub(crate) exchange: StateDict,
-    /// Tensors of the twin; empty without one, and if it diverged.
+    /// Tensors of the twin; empty without a twin, and if the twin diverged.
     pub(crate) twin: TrainedTensors,
 }
 

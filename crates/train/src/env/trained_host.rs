@@ -21,7 +21,7 @@ pub(crate) struct HostOptions<'a> {
     pub(crate) seed: u64,
     /// Number of batch losses that the network keeps.
     pub(crate) batch_log: usize,
-    /// Step of the round with which the env began.
+    /// Step of the round at which the env began.
     pub(crate) begun: usize,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct HostOptions<'a> {
 pub(crate) struct TrainedHost {
     /// Number of the env.
     index: usize,
-    /// Step of the round with which the env began.
+    /// Step of the round at which the env began.
     begun: usize,
     pub(crate) host: Host,
     pub(crate) network: Network,
@@ -105,8 +105,9 @@ impl TrainedHost {
         self.sync_with(setup, None)
     }
 
-    /// As [`TrainedHost::sync`], for a layer that has become wider with further features that were
-    /// measured.
+    /// As [`TrainedHost::sync`]. If a layer has become wider, its new features get the values
+    /// `further`, from the probe of [`TrainedHost::width_probe`]; with `None` they are initialised
+    /// without a measurement.
     ///
     /// # Errors
     /// As [`TrainedHost::sync`].
@@ -148,12 +149,13 @@ impl TrainedHost {
         Ok(Some(WidthProbe::new(&self.network, &wide, graph, init)?))
     }
 
-    /// The number of a step of the round among those of the host.
+    /// Converts a step of the round to the host's own step, counted from the step at which the env
+    /// began.
     pub(crate) fn own_step(&self, step: usize) -> usize {
         step.saturating_sub(self.begun)
     }
 
-    /// The number in the round of a step of the host, the reverse of [`Self::own_step`].
+    /// Converts a step of the host to the step of the round; the inverse of [`Self::own_step`].
     pub(crate) fn step_of_round(&self, own_step: usize) -> usize {
         self.begun + own_step
     }
@@ -234,7 +236,8 @@ impl TrainedHost {
     pub(crate) fn train_score(&self) -> f64 {
         let Metrics { correct, samples, ref sums, .. } = self.train;
         match self.score {
-            // 0 before the first step, as it has always been written.
+            // Without samples, before the first step, the accuracy is 0, as in files of earlier
+            // versions.
             Score::Accuracy => correct as f64 / samples.max(1) as f64,
             score => score.of(correct, samples, sums).unwrap_or(f64::NAN),
         }

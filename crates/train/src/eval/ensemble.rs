@@ -183,7 +183,8 @@ fn rank(env: &EnvSummary) -> f64 {
     if score.is_nan() { f64::NEG_INFINITY } else { score }
 }
 
-/// The dataset to evaluate on; and for the run's own the settings of its task, which restrict it.
+/// The dataset to evaluate on. For the dataset of the run, also the task settings, which restrict
+/// the classes.
 fn dataset(
     config: &EnsembleConfig,
     weights: &[Weights],
@@ -203,7 +204,7 @@ fn dataset(
     Ok((spec, restricted))
 }
 
-/// Networks, their split, and what was found so far.
+/// Networks, their split, and the results so far.
 struct Ensemble {
     devices: OpenDevices,
     networks: Vec<Network>,

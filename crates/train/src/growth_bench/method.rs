@@ -9,7 +9,7 @@ pub struct Method {
     pub meaning: &'static str,
     /// Way to train.
     pub(super) way: Way,
-    /// Settings over those of the task, as keys and text forms.
+    /// Settings that override those of the task, as keys and text forms.
     pub(super) settings: &'static [(&'static str, &'static str)],
 }
 
@@ -23,10 +23,10 @@ pub(super) enum Way {
     /// Under a script with the modules that another method has grown with the same seed, in a
     /// random order at random steps.
     Reordered(&'static str),
-    /// The network that another method has grown with the same seed, from the first step: equal
-    /// parameters and steps.
+    /// The network that another method has grown with the same seed, trained from new weights for
+    /// the same number of steps: equal parameters and steps.
     Fixed(&'static str),
-    /// The same network, for the number of steps that costs as much as growing it did.
+    /// The same network, trained for the number of steps that costs as much as growing it.
     EqualCompute {
         /// Method that has grown the network.
         grown: &'static str,

@@ -219,7 +219,8 @@ impl<'a> TaskBench<'a> {
                 }
             }
             summarise(&mut self.report.methods);
-            // Until then the table in the folder may have more than this one.
+            // Before the first newly trained run, the table in the folder may have more results
+            // than this one.
             if progress.has_trained {
                 save(self.report)?;
             }

@@ -21,7 +21,7 @@ use crate::study::cell::SEED;
 use crate::study::{SEEDS_MAX, compared_run, equal_compute_steps, resolve};
 
 /// First seed on which learning rates are chosen. The seeds of the table begin at
-/// [`FIRST_STUDY_SEED`], so they are others.
+/// [`FIRST_STUDY_SEED`], so no seed is used for both.
 const FIRST_TUNING_SEED: u64 = 500;
 
 /// Settings that the bench decides, beside those of single runs.
@@ -34,9 +34,9 @@ const RATE_FACTORS: [f32; 4] = [0.3, 1.0, 3.0, 10.0];
 /// Most learning rates to choose from.
 const RATES_MAX: usize = 64;
 
-/// Steps of an episode of 30 in which the script germinates its second module, and in which a
-/// random order germinates its last at the latest: enough is left for the module to become
-/// permanent.
+/// Steps in an episode of 30: the step in which the script germinates its second module, and the
+/// latest step in which a random order germinates its last module. The remaining steps suffice for
+/// the module to become permanent.
 const SCRIPT_STEPS: [usize; 2] = [11, 17];
 
 /// Request of a bench.
@@ -54,8 +54,8 @@ pub struct GrowthBench {
     pub tuning_seeds: Option<usize>,
     /// Learning rates to choose from; empty for four. With a single one nothing is chosen.
     pub rates: Vec<f32>,
-    /// Settings of all runs over those of the suite, such as the optimiser or the number of
-    /// threads.
+    /// Settings of all runs that override those of the suite, such as the optimiser or the number
+    /// of threads.
     pub settings: ConfigLayer,
     /// Folder for runs and results. It must not exist, unless it belongs to an earlier bench of the
     /// suite, which then continues.
@@ -96,7 +96,7 @@ impl<'a> Plan<'a> {
             return Err(Error::value("seeds", seeds, format!("1 to {SEEDS_MAX}")));
         }
         let tuning_seeds = request.tuning_seeds.unwrap_or(suite.tuning_seeds);
-        // More would be among the seeds of the table.
+        // More tuning seeds would overlap with the seeds of the table.
         let most = (FIRST_STUDY_SEED - FIRST_TUNING_SEED) as usize;
         if !(1..=most).contains(&tuning_seeds) {
             return Err(Error::value("tuning_seeds", tuning_seeds, format!("1 to {most}")));
@@ -397,7 +397,7 @@ fn check_rates(rates: &[f32]) -> Result<()> {
         let expected = format!("at most {RATES_MAX} rates");
         return Err(Error::value("rates", format!("{} rates", rates.len()), expected));
     }
-    // A rate that is no number is not above another.
+    // NaN is not above any rate, so a list with NaN is refused.
     let rises = rates.windows(2).all(|pair| pair[0] < pair[1]);
     if rises && rates.iter().all(|rate| *rate > 0.0 && rate.is_finite()) {
         return Ok(());

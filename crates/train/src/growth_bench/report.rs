@@ -26,7 +26,7 @@ pub struct GrowthTable {
     pub status: Status,
     /// Name of the suite.
     pub suite: String,
-    /// Settings over those of the suite, by key.
+    /// Settings that override those of the suite, by key.
     pub settings: BTreeMap<String, serde_json::Value>,
     /// Seeds on which learning rates were chosen, by the control split only.
     pub tuning_seeds: Vec<u64>,

@@ -28,7 +28,7 @@ pub struct Suite {
     pub meaning: &'static str,
     /// Names of its tasks, in order.
     pub tasks: &'static [&'static str],
-    /// Settings over those of each task.
+    /// Settings that override those of each task.
     pub settings: &'static [(&'static str, &'static str)],
     /// Number of seeds on which learning rates are chosen.
     pub tuning_seeds: usize,
@@ -36,8 +36,8 @@ pub struct Suite {
     pub seeds: usize,
 }
 
-/// Settings of all tasks. With constant rates the last step is so noisy that every method of two
-/// tasks that were tried had a lower control score.
+/// Settings of all tasks. With constant learning rates the score after the last step is noisy: in
+/// two tasks that were tried, every method had a lower control score.
 pub(super) const COMMON: [(&str, &str); 1] = [("lr_schedule", "cosine")];
 
 /// Learning rates to choose from with SGD, in increasing order.
@@ -112,7 +112,7 @@ pub const SUITES: [Suite; 3] = [
         meaning: "generated and embedded data",
         tasks: &["spirals", "friedman", "mnist1d", "embedded"],
         settings: &[],
-        // With two, a rate was once chosen that turned a comparison around.
+        // With two tuning seeds, a rate was once chosen that reversed the result of a comparison.
         tuning_seeds: 10,
         seeds: 10,
     },

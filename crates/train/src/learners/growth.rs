@@ -10,7 +10,7 @@ use crate::external::SeenEnv;
 use crate::position::StepPosition;
 use crate::step::visit::figures;
 
-/// Results of a step that the program measured, of one env.
+/// Results of one env in a step, as the program measured them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OwnScores {
     /// Score of the network: a share, such as the mean return as a share of the largest; `None` if
@@ -24,9 +24,10 @@ pub struct OwnScores {
 
 impl Learners {
     /// Ends a step: measures the gradients of all updates since the step began, records the scores
-    /// that the program measured, one item for each env or none, and restores envs whose weights
-    /// are not finite from their snapshots. Returns the envs before their actions. If actions are
-    /// due, all of them are WAIT first. Waits for the device.
+    /// that the program measured, and restores envs whose weights are not finite from their
+    /// snapshots. `scores` has one item for each env, or is empty. Returns the envs before their
+    /// actions. If actions of the step before are still due, WAIT is executed for all envs first.
+    /// Waits for the device.
     ///
     /// # Errors
     /// [`Error::Session`] for a gradient that waits for its update, or scores that do not fit;

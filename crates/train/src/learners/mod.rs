@@ -2,9 +2,9 @@
 //! learning, distillation, contrastive pairs.
 //!
 //! The program computes the loss. A training step consists of three calls, [`Learners::forward`],
-//! [`Learners::backward`] and [`Learners::update`], for all envs at once or for some. Any number of
-//! them is a step of growth, which [`Learners::step`] ends: it measures the gradients, and
-//! [`Learners::act`] executes an action for each env.
+//! [`Learners::backward`] and [`Learners::update`], for all envs at once or for some. A step of
+//! growth consists of any number of training steps. [`Learners::step`] ends it and measures the
+//! gradients; [`Learners::act`] executes an action for each env.
 //!
 //! ```
 //! use meristem_control::Action;
@@ -121,8 +121,8 @@ impl Learners {
         Ok(Self { setup, shape, devices, population, step: 0, decides: false })
     }
 
-    /// Forward passes in training mode: the outputs `[n, outputs]` of each env in `inputs`, which
-    /// is in ascending order of envs. The activations are kept for [`Learners::backward`]. If
+    /// Forward passes in training mode: the outputs, f32 `[n, outputs]`, of each env in `inputs`,
+    /// which is in ascending order of envs. The activations are kept for [`Learners::backward`]. If
     /// actions are due, all of them are WAIT. Waits for the device.
     ///
     /// # Errors
@@ -139,8 +139,8 @@ impl Learners {
     }
 
     /// Backward passes of the last [`Learners::forward`] of each env in `gradients`, which has the
-    /// gradients of a loss by the outputs, `[n, outputs]`. Gradients of several passes add up until
-    /// [`Learners::update`].
+    /// gradients of a loss with respect to the outputs, `[n, outputs]`. Gradients of several passes
+    /// add up until [`Learners::update`].
     ///
     /// # Errors
     /// [`Error::Session`] for an env without a forward pass, or sizes that do not fit; nothing was

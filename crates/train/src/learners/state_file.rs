@@ -98,8 +98,8 @@ impl Learners {
         write_whole(path, &self.to_bytes()?)
     }
 
-    /// Learners with the state in a file. Further training has the bits of learners that were never
-    /// stopped. `options` replaces [`RESUME_SETTINGS`]; on devices of another kind the results
+    /// Learners with the state in a file. Further training gives the same bits as without the
+    /// interruption. `options` replaces [`RESUME_SETTINGS`]; on devices of another kind the results
     /// differ by rounding.
     ///
     /// # Errors

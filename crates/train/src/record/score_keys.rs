@@ -1,5 +1,5 @@
-//! Keys of scores in JSON: `control_accuracy` of a run that classifies is `control_r2` of one with
-//! numbers, so that no file calls the one the other.
+//! Keys of scores in JSON: `control_accuracy` in a run that classifies, `control_r2` in a run whose
+//! targets are numbers. So no file has R² under a key with `accuracy`.
 //!
 //! The fields of events, summaries and studies are declared once, with the keys of accuracy and
 //! aliases for the others. So any score is read, and [`name_scores`] names it when it is written.

@@ -9,7 +9,7 @@ use crate::record::summary::{CounterfactualTotals, HotTotals, OwnLossTotals};
 pub(crate) struct Totals {
     /// Steps of all rounds.
     pub(crate) steps: u64,
-    /// Steps of all places with a member in training; 0 without places.
+    /// Sum, over all steps, of the number of places with a member in training; 0 without places.
     #[serde(default)]
     pub(crate) place_steps: u64,
     /// Batches of all envs.
@@ -19,8 +19,9 @@ pub(crate) struct Totals {
     /// Floating-point operations of training, of all envs.
     #[serde(default)]
     pub(crate) training_flops: u64,
-    /// Bytes that all ranks sent to exchange gradients or weights of a host. [`Totals::add`] leaves
-    /// it out, because processes with the same envs add only one of them.
+    /// Bytes that all ranks sent to exchange gradients or weights of a host. [`Totals::add`] does
+    /// not add these bytes: if all processes have the same envs, it gets the totals of only one
+    /// process.
     #[serde(default)]
     pub(crate) exchange_bytes: u64,
     /// Seconds spent in steps.

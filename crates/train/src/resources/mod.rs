@@ -33,8 +33,8 @@ use crate::settings::Scheduler;
 use crate::setup::Setup;
 use crate::task::Task;
 
-/// Epoch with whose first batches running statistics are recomputed in every step: the images and
-/// their augmentation do not add to the differences between steps.
+/// Epoch whose first batches recompute the running statistics in every step. The batches are always
+/// the same, so that images and augmentation cause no differences between steps.
 pub(crate) const STATISTICS_EPOCH: u64 = 0;
 
 /// Splits of the dataset on each device with envs.
@@ -60,8 +60,8 @@ impl Splits {
         Ok(Self { train, test: test.unwrap_or_default() })
     }
 
-    /// Completes a task with what follows from the targets, see [`Task::measure`]. The loss of
-    /// guessing of a loss of the program is measured in batches of `batch` samples.
+    /// Completes a task with the values that depend on the targets, see [`Task::measure`]. If the
+    /// program computes the loss, its loss of guessing is measured in batches of `batch` samples.
     ///
     /// # Errors
     /// A device failure, a failure of the program's loss.
@@ -206,7 +206,7 @@ impl Resources {
         if self.replicas.is_some() {
             return Ok(());
         }
-        // The settings of a member may be other than before.
+        // The settings of a member may have changed.
         for &env in envs {
             self.train.set(env, setup.gather(env))?;
             self.draw_again(setup, env)?;
@@ -248,7 +248,7 @@ impl Resources {
         Ok(())
     }
 
-    /// Evaluates these envs of the process in batches of their settings.
+    /// Sets the size of the evaluation batches of these envs to the setting `batch` of each.
     fn size_evaluation(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
         let first = self.devices.envs().start;
         let batch = |env: &usize| (env - first, setup.member(*env).config.batch);

@@ -28,7 +28,7 @@ pub(super) fn draw(setup: &Setup, train: &Dataset) -> Result<Parts> {
     let rules = PartsConfig {
         classes: classes.map(Into::into),
         held_out,
-        // Env i is member i, so each member has every fold.
+        // Env i has member i modulo the number of members, so each member gets every fold.
         envs_per_fold: config.members_len(),
         draws: (0..config.members_len())
             .map(|env| setup.member(env).config.sample_draw())
@@ -47,11 +47,11 @@ pub(super) fn draw(setup: &Setup, train: &Dataset) -> Result<Parts> {
     Parts::draw(&rules, targets, config.envs).map_err(as_setting)
 }
 
-/// The samples of a split with these classes, all without a list, and their number. Waits for the
-/// device if there is a list.
+/// The samples of a split that have one of `classes`, and their number; all samples for `None`.
+/// Waits for the device unless `classes` is `None`.
 ///
 /// # Errors
-/// [`Error::Value`] if no sample has one of them; a device failure.
+/// [`Error::Value`] if no sample has one of the classes; a device failure.
 pub(crate) fn split_samples(classes: Option<&[u32]>, split: &Dataset) -> Result<(Subset, usize)> {
     let Some(classes) = classes else { return Ok((Subset::All, split.len())) };
     let samples = of_classes(&split.targets().to_vec::<u32>()?, classes);
@@ -83,7 +83,7 @@ pub(super) fn has_parts(setup: &Setup) -> bool {
         || members.any(|env| setup.member(env).config.sample_draw() != SampleDraw::ALL)
 }
 
-/// The error of a setting, for an argument that has its name.
+/// Converts an error about an argument to the error about the setting with the same name.
 pub(super) fn as_setting(error: meristem_data::Error) -> Error {
     match error {
         meristem_data::Error::Argument { argument, expected, got, .. } => {

@@ -11,9 +11,9 @@ use meristem_nn::{LabelledBatch, NetworkFleet};
 use super::open_devices::OpenDevices;
 use crate::error::Result;
 
-/// Options for serving a split for evaluation: each env gets all samples, in order.
+/// Options for serving a split for evaluation: each env gets all samples of its part, in order.
 pub(crate) struct Serving {
-    /// Samples in a batch of all envs, until [`Served::set_batches`].
+    /// Samples in a batch of each env, until [`Served::set_batches`].
     pub(crate) batch: usize,
     /// Samples of each env of the run.
     pub(crate) subset: Subset,
@@ -45,9 +45,10 @@ impl PassBatches {
     }
 }
 
-/// A split that every env sees whole, or its part of it, in order. It is gathered once for each
-/// device, part and batch size, into memory that all envs with the three read. In the training
-/// gather each env has separate samples and memory.
+/// A split for evaluation. Every env sees the whole split, or its own part of it, in order. The
+/// split is gathered once for each combination of device, part and batch size; all envs with the
+/// same combination read the same memory. In the training gather each env has separate samples and
+/// memory.
 pub(crate) struct Served {
     normalization: Option<meristem_data::Normalization>,
     /// The split on each device with envs.
@@ -71,7 +72,7 @@ struct ServedEnv {
 /// Properties that all envs of a gather have in common.
 #[derive(Clone)]
 struct ServedKey {
-    /// Their device, as a number of [`OpenDevices::distinct`].
+    /// Device, as an index into [`OpenDevices::distinct`].
     device: usize,
     /// The samples; `None` for all.
     samples: Option<Arc<[u32]>>,
@@ -120,8 +121,8 @@ impl Served {
         Ok(served)
     }
 
-    /// Number of the gather for envs with this key, one of which has the stream. Makes it if there
-    /// is none.
+    /// Number of the gather for envs with this key; creates the gather if it is missing. `stream`
+    /// is the stream of one of these envs.
     fn gather(&mut self, key: &ServedKey, stream: &Stream) -> Result<usize> {
         if let Some(known) = self.gathers.iter().position(|shared| shared.key.is_same(key)) {
             return Ok(known);
@@ -166,7 +167,7 @@ impl Served {
         Ok(())
     }
 
-    /// Drops the gathers of no env.
+    /// Drops the gathers that no env uses.
     fn drop_unused(&mut self) {
         let mut numbers = vec![None; self.gathers.len()];
         self.envs.iter().for_each(|env| numbers[env.gather] = Some(0));
@@ -177,8 +178,8 @@ impl Served {
         self.envs.iter_mut().for_each(|env| env.gather = numbers[env.gather].unwrap_or(0));
     }
 
-    /// Serves only the envs at these places among the envs of the process. Passes count them from
-    /// 0.
+    /// Serves only these envs, given by their places among the envs of the process. In a pass the
+    /// selected envs are numbered from 0.
     pub(crate) fn select(&mut self, places: &[usize]) {
         let of_env = |place: &usize| (self.envs[*place].gather, self.envs[*place].stream.clone());
         self.selected = places.iter().map(of_env).collect();
@@ -229,7 +230,7 @@ impl Served {
 
 /// A pass over a split.
 pub(crate) struct SplitPass<'a> {
-    /// By number; `None` for a gather of no env of the pass.
+    /// All gathers by number; `None` for a gather that no env of the pass uses.
     gathers: Vec<Option<&'a mut GatherBatches>>,
     envs: &'a [(usize, Stream)],
 }

@@ -55,7 +55,8 @@ impl Episode<'_, '_> {
         self.retire(population)?;
         population.add(self.begin_members(when.step + 1)?);
         self.serve(population)?;
-        // Some members of another run end as they ended there.
+        // In a run that trains some members of another run this is no error: the members end as
+        // they ended there.
         let is_part = self.setup.config.env_numbers.is_some();
         match diverged.into_iter().next() {
             Some((_, error)) if self.sweep.all_diverged() && !is_part => Err(error),
@@ -97,8 +98,8 @@ impl Episode<'_, '_> {
         Ok(())
     }
 
-    /// Reports the last scores of the members that were trained in this step to the searcher.
-    /// Returns the ends of those that do not go on.
+    /// Reports the last scores of `trained`, the members that were trained in this step, to the
+    /// searcher. Returns an end for each member that the searcher stops.
     fn report_to_searcher(&mut self, trained: &[usize]) -> Result<Vec<Change>> {
         let Some(searcher) = &mut self.searcher else { return Ok(vec![]) };
         let mut ends = vec![];
@@ -113,7 +114,8 @@ impl Episode<'_, '_> {
         Ok(ends)
     }
 
-    /// Tells the searcher which of the members that were trained in this step are not any more.
+    /// Reports to the searcher the members whose training ended with this step. `trained` are the
+    /// members that were trained in it.
     fn tell_searcher(&mut self, trained: &[usize]) -> Result<()> {
         let steps = self.setup.config.steps;
         let Some(searcher) = &mut self.searcher else { return Ok(()) };
@@ -140,7 +142,8 @@ impl Episode<'_, '_> {
                 self.setup.set_member(member, settings, Hosts::Fresh)?;
             }
             self.sweep.begin(member, step, settings.as_ref());
-            // Without places and a searcher, all begin with the run and have its settings.
+            // Members that begin with the run, with the settings in its configuration, get no
+            // event.
             if step > 0 || settings.is_some() {
                 let settings = self.sweep.settings(&self.setup.config, member).to_string();
                 let round = self.round;

@@ -9,6 +9,8 @@
 //! - `prepared`: all rounds and the summary;
 //! - `results`: parts of events and summary;
 //! - `episode`: one round;
+//! - `member_changes`: members that end, copy others or begin between two steps;
+//! - `memory`: trial of the memory that a round needs;
 //! - `weights_files`: the weights of all envs.
 
 mod begin;
@@ -129,7 +131,8 @@ mod tests {
     use crate::record::observer::Silent;
     use crate::settings::{BatchLimit, ByteSize, ControllerKind, Preset};
 
-    /// A recorded act, the operation that it belongs to, and the source file that calls it.
+    /// A recorded copy, wait or allocation, the operation that it belongs to, and the source file
+    /// that calls it.
     type Site = (String, String, String);
 
     fn permitted() -> BTreeSet<Site> {
@@ -142,8 +145,8 @@ mod tests {
         table["step"].as_array().unwrap().iter().map(entry_of).collect()
     }
 
-    /// Acts of two rounds with growth, blending and contributions, recorded by a scope that only
-    /// counts.
+    /// Copies, waits and allocations of two rounds with growth, blending and contributions,
+    /// recorded by a scope that only counts.
     fn seen() -> BTreeSet<Site> {
         let folder = tempfile::tempdir().unwrap();
         let flags = ConfigLayer {

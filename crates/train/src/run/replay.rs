@@ -1,4 +1,4 @@
-//! Settings of a run that trains one member of an earlier run again (P5).
+//! Settings of a run that trains one member of an earlier run again.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -51,7 +51,7 @@ pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
 /// Settings and host of the envs of one member.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
-    /// The settings of the run with those of the member over them.
+    /// The settings of the run, overridden by those of the member.
     pub(crate) config: TrainConfig,
     /// The host description.
     pub(crate) host: HostSpec,

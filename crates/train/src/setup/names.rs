@@ -32,8 +32,7 @@ fn weights_of(key: &'static str, path: Option<&Path>) -> Result<Option<Arc<Weigh
     }
 }
 
-/// Whether the hosts of members are about to begin or go on, for which they do not need their
-/// initial weights.
+/// State of the members' hosts. Fresh hosts need their initial weights, hosts in progress do not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hosts {
     Fresh,

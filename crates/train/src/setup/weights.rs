@@ -171,8 +171,8 @@ impl Weights {
         Ok([size(prefixes.next(), 1)?, size(prefixes.next_back(), 0)?])
     }
 
-    /// The form of the samples that the network was trained on: images of bytes, if the file has
-    /// none.
+    /// The form of the samples that the network was trained on; images of bytes, if the metadata
+    /// has no `inputs`.
     ///
     /// # Errors
     /// A damaged statement.
@@ -181,8 +181,9 @@ impl Weights {
         serde_json::from_str(json).map_err(|e| self.fail(format!("`inputs`: {e}")))
     }
 
-    /// The task that the network was trained for, and the scale of its outputs: classify, if the
-    /// file has classes and nothing else; `None` for a file of another program, which says nothing.
+    /// The task that the network was trained for, and the scale of its outputs, from the metadata
+    /// `outputs`. Without it the task is classify if the metadata has `classes`; `None` if it has
+    /// neither, as in a file of another program.
     ///
     /// # Errors
     /// A damaged statement.
@@ -205,7 +206,8 @@ impl Weights {
         Ok(Some(rules))
     }
 
-    /// Checks that the outputs mean what the targets of a dataset are, as far as the file says it.
+    /// Checks that the outputs are for the task of a dataset and scaled like its targets, if the
+    /// metadata has this information.
     ///
     /// # Errors
     /// Another task, or targets that were standardised by other constants.
@@ -220,8 +222,8 @@ impl Weights {
         Ok(())
     }
 
-    /// Checks that training can go on with the targets of a dataset. A note says that outputs get
-    /// another scale.
+    /// Checks that training can go on with the targets of a dataset. Prints a note if the outputs
+    /// get another scale.
     ///
     /// # Errors
     /// Another task, or a table with other columns or categories.
@@ -244,8 +246,8 @@ impl Weights {
         }
     }
 
-    /// Checks that the targets of a dataset are for the task of the file, and returns what the file
-    /// says of its outputs.
+    /// Checks that the targets of a dataset are for the task of the file. Returns the task and
+    /// scale of the file's outputs.
     fn check_task(&self, info: &DatasetInfo) -> Result<Option<OutputForm>> {
         let (own, data) = (self.output_form()?, task_of(info.targets));
         match own {

@@ -1,4 +1,4 @@
-//! Context of a step: everything that its acts use.
+//! Context of a step: everything that its parts use.
 
 use meristem_device::{Counts, HotScope, ScopePolicy};
 
@@ -41,9 +41,10 @@ impl StepContext<'_, '_> {
         self.resources.devices.hot_scopes(name, self.hot_policy(), permitted)
     }
 
-    /// Whether a member whose training fails too often ends alone: in a run with other members, or
-    /// one that trains some members of another run. Otherwise the run ends: a
-    /// policy learns from all envs or from none, and a program counts on its envs.
+    /// Whether a member whose training fails too often ends without ending the run. This is so in a
+    /// run with other members, and in a run that trains some members of another run. It is not so
+    /// with a policy, which learns from all envs or from none, and with a program as controller,
+    /// which relies on all envs.
     pub(super) fn ends_members(&mut self) -> bool {
         let decides =
             matches!(self.controller, AnyController::Envs(_) | AnyController::Deciding(_));

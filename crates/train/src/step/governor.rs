@@ -19,12 +19,12 @@
 //!
 //! **Snapshots** are kept on the env's device. One is taken at the beginning of an episode, then at
 //! fixed intervals, and whenever a module is fossilized or a layer gets wider, so that it always
-//! has the env's fossilized modules and widths. In a step that failed or whose loss was a spike,
-//! only these take one; that of a wider layer does not end a row of failures.
-//! Too many failures without a snapshot in between end the run, because rolling back does not help,
-//! and so does an episode in which every step fails. The other envs end with it, because a policy
-//! learns from all envs or from none. In a run with members and without a policy only the member
-//! of the env ends.
+//! has the env's fossilized modules and widths. In a step that failed, or whose loss was a spike,
+//! only a fossilized module or a wider layer causes a snapshot; in such a step the snapshot for a
+//! wider layer does not reset the count of failures. Too many failures without a snapshot in
+//! between end the run, because rolling back does not help, and so does an episode in which every
+//! step fails. The other envs end with it, because a policy learns from all envs or from none. In a
+//! run with members and without a policy only the member of the env ends.
 
 use meristem_control::{GovernorConfig, TrainingFailure};
 use meristem_grow::StageChange;

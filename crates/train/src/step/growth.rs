@@ -98,7 +98,8 @@ impl ModulesBefore {
         }
     }
 
-    /// Records a change of stage, and counts the modules of the env by fate.
+    /// Records a change of stage, and updates the counts of modules germinated, pruned and
+    /// fossilized.
     pub(crate) fn record_change(
         &self,
         env: &mut Env,

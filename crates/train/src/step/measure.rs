@@ -33,7 +33,8 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     for trained in context.population.hosts_mut() {
         let images = trained.train.samples;
         context.spent.images += images;
-        // A backward pass costs two forward passes: by activations, and by weights.
+        // A backward pass costs two forward passes: derivatives with respect to activations and to
+        // weights.
         context.spent.training_flops += trained.count_flops(3, images)?;
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! One step of this process's envs, in five acts:
+//! One step of this process's envs, in five parts:
 //!
 //! - `open` advances the hosts and updates their networks;
 //! - `training` gathers the batches of the epoch and trains all networks side by side, without
@@ -9,13 +9,18 @@
 //! - `decision` calls the controller and executes its actions. Before that, `visit` calls an
 //!   external controller with the envs.
 //!
-//! At the end `events` records the results, `width` makes networks wider whose further features are
-//! measured, and `governor` takes the snapshots that are due.
+//! At the end `events` records the results, `width` widens networks whose further features are
+//! measured first, and `governor` takes the snapshots that are due.
 //!
-//! The other modules: `growth` executes actions and records growth, `counterfactuals` has the
-//! contributions of modules, `telemetry` the details for the events, `permitted` the limits of the
-//! hot path, `own_loss` the passes with a loss that the program computes, and `report` the
-//! evaluation at the end of an episode.
+//! The other modules:
+//!
+//! - `context` has everything that the parts of a step use;
+//! - `growth` executes actions and records growth;
+//! - `counterfactuals` has the contributions of modules;
+//! - `telemetry` has the details for the events;
+//! - `permitted` has the limits of the hot path;
+//! - `own_loss` makes the passes with a loss that the program computes;
+//! - `report` evaluates at the end of an episode.
 
 mod context;
 mod counterfactuals;

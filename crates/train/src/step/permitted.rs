@@ -41,9 +41,9 @@ fn staging_waits(device: &ScopedDevice, uploads: u64) -> u64 {
     if device.has_graphs { 2 * uploads } else { 0 }
 }
 
-/// Limits of the inner loop on a device. The permutation was copied and plans and buffers were
-/// created before, so that it only copies streamed images of each env, and address tables. The
-/// first batch was uploaded before.
+/// Limits of the inner loop on a device. The permutation and the first batch were uploaded, and
+/// plans and buffers were created, before the loop. So the loop only copies the streamed images of
+/// each env, and address tables.
 pub(crate) fn train_step(device: &ScopedDevice, pass: PassBatches) -> Counts {
     let uploads = pass.uploaded.saturating_sub(1);
     let copies_to_device = device.envs * uploads + address_tables(device, pass);
@@ -60,7 +60,7 @@ pub(crate) fn statistics(device: &ScopedDevice, pass: PassBatches) -> Counts {
     Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
 
-/// The acts of both.
+/// Sum of two sets of counts.
 pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
     Counts {
         copies_to_host: a.copies_to_host + b.copies_to_host,
@@ -71,7 +71,7 @@ pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
     }
 }
 
-/// Further acts for `calls` calls of a loss that the program computes.
+/// Additional copies, waits and allocations for `calls` calls of a loss that the program computes.
 pub(crate) fn own_loss(calls: u64) -> Counts {
     Counts {
         // Outputs and targets, each with its wait.

@@ -45,7 +45,7 @@ pub(crate) fn report(
     Ok(summaries)
 }
 
-/// How the hosts of a report are judged.
+/// Split and score by which the hosts of a report are judged.
 struct Judged {
     /// Whether there is a control split.
     has_control: bool,

@@ -87,12 +87,12 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Places of the envs with these batches among the envs in training, which have these numbers.
+/// Positions in `numbers`, the numbers of the envs in training, of the envs of `batches`.
 fn places(batches: &[Batch], numbers: &[usize]) -> Vec<usize> {
     batches.iter().map(|batch| place(batch.env, numbers)).collect()
 }
 
-/// Place of an env among those in training, which have these numbers.
+/// Position of an env in `numbers`, the numbers of the envs in training.
 pub(super) fn place(env: usize, numbers: &[usize]) -> usize {
     numbers.partition_point(|number| *number < env)
 }

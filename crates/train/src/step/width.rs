@@ -1,4 +1,4 @@
-//! Further features of layers that have become wider, if their initialisation measures gradients.
+//! Initial values of further features, for initialisations that measure gradients.
 
 use std::time::Instant;
 
@@ -9,13 +9,13 @@ use crate::resources::{STATISTICS_EPOCH, labelled};
 use crate::step::context::StepContext;
 use crate::step::training::place;
 
-/// Batches that an initialisation measures, or all of an epoch if it has fewer: the first of
-/// [`STATISTICS_EPOCH`].
+/// Number of batches that an initialisation measures: the first batches of [`STATISTICS_EPOCH`], or
+/// all of them if the epoch has fewer.
 const BATCHES: usize = 16;
 
-/// Makes the networks wider whose hosts have become wider by an action of this step, if the
-/// initialisation of further features measures training batches. Others follow their hosts without
-/// it. Waits for the devices.
+/// Widens the networks of the hosts that an action of this step has widened, if the initialisation
+/// of further features measures training batches. Networks with another initialisation become wider
+/// when they are next synchronised with their hosts. Waits for the devices.
 ///
 /// # Errors
 /// Out of memory, a device failure.

@@ -118,7 +118,7 @@ pub struct StudyEnv {
     pub grown_parameters: usize,
     /// Percentage points of test score per 1000 parameters.
     pub points_per_1000_parameters: f64,
-    /// Counts of modules by fate.
+    /// Number of modules germinated, pruned and fossilized.
     pub modules: ModuleCounts,
     /// Number of rollbacks.
     pub rollbacks: usize,

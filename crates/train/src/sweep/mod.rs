@@ -1,4 +1,4 @@
-//! Members that end early, copy each other, or begin when another has ended (P4, P5).
+//! Members that end early, copy each other, or begin when another has ended.
 //!
 //! After each step a scheduler looks at the control scores of all members and decides which of them
 //! end, and in population-based training which copy others. With the setting `places`, a member
@@ -32,11 +32,11 @@ pub enum EndReason {
     Patience,
     /// Its training failed too often.
     Diverged,
-    /// The settings of the run say so.
+    /// The setting `member_changes` or `end_members` of the run ends it.
     Planned,
     /// It has made all its steps, and another member gets its place.
     Complete,
-    /// The program that trains the members said so ([`Searcher`](crate::external::Searcher)).
+    /// The program that trains the members ended it ([`Searcher`](crate::external::Searcher)).
     Stopped,
 }
 
@@ -74,8 +74,9 @@ impl fmt::Display for EndReason {
     }
 }
 
-/// The members that the scheduler of `config` ends after `steps` completed steps, given the control
-/// scores of each member after its steps so far, and the numbers of the members that have ended.
+/// Numbers of the members that the scheduler of `config` ends after `steps` completed steps.
+/// `scores` has the control score of each member after each of its steps, `[members][steps]`;
+/// `ended` has the numbers of the members that ended earlier.
 pub fn losers(
     config: &TrainConfig,
     scores: &[Vec<f64>],
@@ -105,13 +106,14 @@ pub(crate) struct MemberState {
     pub(crate) ended: Option<EndReason>,
     /// Its settings, if they differ from those at the beginning of the run.
     pub(crate) settings: Option<String>,
-    /// Step of the run with which it began, or with which the member began that it is a copy of;
-    /// `None` while it waits for a place.
+    /// First step of the member, as a step of the run; for a copy, the first step of its origin.
+    /// `None` while the member waits for a place.
     #[serde(default = "at_the_start")]
     pub(crate) begun: Option<usize>,
 }
 
-/// In runs without places all members begin with the first step.
+/// First step of a member in a checkpoint without this field: without places all members begin with
+/// step 0.
 fn at_the_start() -> Option<usize> {
     Some(0)
 }

@@ -16,7 +16,7 @@ pub(super) enum Collective {
 }
 
 impl Collective {
-    /// Its name, and what its result is compared with.
+    /// The name of the collective, and the sum that its result is compared with.
     pub(super) fn name(self) -> (&'static str, Expected) {
         match self {
             Collective::DenseSum => ("dense", Expected::Dense),
@@ -32,7 +32,7 @@ impl Collective {
 pub(super) enum Work {
     DenseSum,
     SparseSum(Box<SparseSum>),
-    /// Made in the first round that is not measured phase by phase.
+    /// Created in the first round whose memory is not measured phase by phase.
     Gather(Option<Box<TopKStorage>>),
 }
 

@@ -1,4 +1,5 @@
-//! The table `members`: a row for each member of a run, and for each copy that one became.
+//! The table `members`: a row for each member of a run, and another each time that a member became
+//! a copy.
 
 use std::collections::BTreeMap;
 use std::path::Path;

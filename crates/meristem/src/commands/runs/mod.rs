@@ -30,7 +30,7 @@ pub(crate) fn run(arguments: &RunsArguments) -> Outcome {
 fn list(folder: &Path, json: bool) -> Outcome {
     let FoundRuns { runs, unreadable, truncated } = find(folder)?;
     let mut rows: Vec<Overview> = runs.iter().map(|run| Overview::read(run)).collect();
-    // The newest run is the last, just above the prompt.
+    // The newest run is the last, so that it is just above the prompt.
     let age = |row: &Overview| row.age_seconds.unwrap_or(f64::MAX);
     rows.sort_by(|a, b| age(b).total_cmp(&age(a)).then_with(|| a.run.cmp(&b.run)));
     if json {

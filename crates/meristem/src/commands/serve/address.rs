@@ -34,7 +34,7 @@ impl AnswerForm {
     }
 }
 
-/// Subject of a page. Names of runs are bytes of paths.
+/// Subject of a page. The name of a run is its path as bytes, which need not be UTF-8.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     List,

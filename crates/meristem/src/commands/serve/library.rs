@@ -29,7 +29,7 @@ const PART_BYTES: u64 = 1 << 20;
 /// Time limit for reading the events of a run in one update. A long file takes several updates.
 pub(super) const READING_TIME: Duration = Duration::from_millis(300);
 
-/// Files of a run that are read.
+/// Files of a run that are read; the empty name is the folder itself.
 const FILES: [&str; 4] = ["", "config.toml", "events.jsonl", "summary.json"];
 
 /// Least-recently-used cache of shared values.

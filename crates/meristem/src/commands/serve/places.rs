@@ -1,8 +1,8 @@
 //! Limits on the number of connections and live streams, in total and per address.
 //!
 //! A new connection gets a place: if none is free, the connection that has been idle longest is
-//! closed. So slow clients do not delay others. Live streams have separate places, so they cannot
-//! use up the places of pages.
+//! closed. So a slow client does not keep others out. Live streams have separate places, so they
+//! cannot use up the places of pages.
 //!
 //! Behind a proxy all connections have the proxy's address. Then no limit applies per address, and
 //! each connection has a separate [`JobLock`]. `X-Forwarded-For` is not trusted: any client can

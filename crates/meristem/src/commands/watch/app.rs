@@ -63,7 +63,7 @@ impl App {
         }
     }
 
-    /// Reads appended events, at most 8 MiB. Returns whether all were read.
+    /// Reads events appended to the file, about 8 MiB at most. Returns whether the end was reached.
     pub(super) fn look(&mut self) -> bool {
         let all_read = self.follower.look(PART_BYTES);
         let kept = self.chosen.filter(|number| self.history().envs.contains_key(number));

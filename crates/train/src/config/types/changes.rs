@@ -1,5 +1,5 @@
-//! Planned changes of members, and numbers of envs or members: with them some members of a run can
-//! be trained without the others (P5, P8).
+//! Planned changes of members, and numbers of envs or members. With both settings, some members of
+//! a run can be trained again without the others.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,9 +15,9 @@ use crate::config::value::value_as_text;
 pub struct PlannedChange {
     /// Number of the member.
     pub member: usize,
-    /// Number of completed steps after which it takes effect.
+    /// Number of completed steps after which the change takes effect.
     pub steps: usize,
-    /// The member that it becomes a copy of, and its settings from then on; `None` if it ends.
+    /// The origin of the copy, and the settings of the copy; `None` if the member ends.
     pub copy: Option<(usize, Member)>,
 }
 
@@ -105,13 +105,13 @@ value_as_text!(PlannedChanges, "a JSON list such as [\"end 3@9\"]");
 pub struct Numbers(Vec<usize>);
 
 impl Numbers {
-    /// Most that a number may be, so that a run may have an env with it.
+    /// Largest number: a run has at most 4096 envs, numbered from 0.
     const MOST: usize = 4095;
 
     /// These numbers.
     ///
     /// # Errors
-    /// No number, one twice, or one above 4095.
+    /// An empty list, a number that occurs twice, or a number above 4095.
     pub fn new(numbers: Vec<usize>) -> Result<Self, BadValue> {
         let mut sorted = numbers.clone();
         sorted.sort_unstable();

@@ -1,4 +1,4 @@
-//! Distributions of a setting's values, for members that are drawn (P2).
+//! Distributions of a setting's values, for members that are drawn.
 
 use std::fmt;
 
@@ -96,7 +96,7 @@ impl Distribution {
             Self::Choice(_) if drawn < REDRAWN => self.at(again),
             Self::Choice(_) => value.into(),
             &Self::Int(low, high) => {
-                // At least one, so that small numbers change as well.
+                // Change whole numbers by at least 1, so that small ones change as well.
                 let step = (scaled - number).abs().round().max(1.0).copysign(scaled - number);
                 ((number + step) as i64).clamp(low, high).to_string()
             }

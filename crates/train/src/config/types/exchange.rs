@@ -13,8 +13,9 @@ use crate::config::value::value_as_text;
 /// Updates between refreshes of Ok-Topk's thresholds and regions.
 const REFRESH: u64 = 32;
 
-/// Method of an exchange. Text form: a keyword, and for a sparse one the share of elements that
-/// each rank sends, such as `topk:0.01`. What is not sent is kept for the next exchange.
+/// Method of an exchange. Text form: a keyword, followed for a sparse method by the share of
+/// elements that each rank sends, such as `topk:0.01`. Elements that are not sent are added to
+/// those of the next exchange.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum ExchangeMethod {
     /// All elements, summed in rank order.

@@ -1,4 +1,4 @@
-//! Settings that differ from env to env (P1, P2).
+//! Settings that differ from env to env.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::config::value::{FlagForm, SettingValue};
 /// Most members of a run, as many as a run may have envs.
 pub(crate) const MEMBERS_MAX: usize = 4096;
 
-/// Between the settings of a member in its text form.
+/// Separator of the settings of a member in its text form.
 pub(crate) const SEPARATOR: &str = "; ";
 
 /// Settings of one member, as keys and the text forms of their values.
@@ -33,11 +33,11 @@ impl Member {
         self.0.iter().map(|(key, value)| (&**key, &**value))
     }
 
-    /// Adds a setting. Whether a member may have it, and whether the value is one of the setting,
-    /// is checked when the settings of the run are resolved.
+    /// Adds a setting. This does not check whether members may have the setting, or whether the
+    /// value is valid: both are checked when the settings of the run are resolved.
     ///
     /// # Errors
-    /// A key that is there already; a value that has the separator of settings.
+    /// A key that the member has already; a value that contains `; `, the separator of settings.
     pub fn push(&mut self, key: &str, value: &str) -> Result<(), BadValue> {
         let (key, value) = (key.trim().replace('-', "_"), value.trim());
         if self.get(&key).is_some() {
@@ -99,7 +99,7 @@ impl Members {
         &mut self.0
     }
 
-    /// The member that env `env` is.
+    /// The member of env `env`: number `env` modulo the number of members.
     pub fn of_env(&self, env: usize) -> &Member {
         &self.0[env % self.0.len()]
     }

@@ -31,7 +31,8 @@ pub enum OptimizerKind {
 choice!(OptimizerKind: "sgd" => Sgd, "nesterov" => Nesterov, "adam" => Adam, "adamw" => AdamW,
     "lion" => Lion, "muon" => Muon);
 
-/// Numbers of an optimiser; `None` for a number that it does not have.
+/// Numbers of an optimiser: its learning rate and other hyperparameters. `None` for a number that
+/// the optimiser does not have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct OptimizerNumbers {
     pub(crate) lr: Option<f32>,
@@ -109,7 +110,7 @@ impl OptimizerNumbers {
         ]
     }
 
-    /// These numbers, and those of `other` where there are none.
+    /// These numbers; a missing number is taken from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             lr: self.lr.or(other.lr),

@@ -1,4 +1,4 @@
-//! Sampling of members from a search space (P4).
+//! Sampling of members from a search space.
 
 use std::fmt;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ impl Sampler {
     /// Draws `count` members from `space`: a pure function of its arguments.
     ///
     /// # Errors
-    /// More members or dimensions than there may be.
+    /// Too many members, or too many dimensions for a Sobol sequence.
     pub(crate) fn draw(self, space: &Space, count: usize, seed: u64) -> Result<Members, BadValue> {
         let dimensions = space.dimensions().len();
         if self == Self::Sobol && dimensions > SOBOL_DIMENSIONS {
@@ -44,7 +44,7 @@ impl Sampler {
             return Err(BadValue::new(&dimensions.to_string(), expected));
         }
         if self == Self::External {
-            // They get their settings when they begin.
+            // The program chooses the settings of each member when the member begins.
             return Members::new(vec![Member::default(); count]);
         }
         let scramble = Rng::new(seed, Purpose::Members, u64::MAX, 0).next_u32();

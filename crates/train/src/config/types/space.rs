@@ -1,4 +1,4 @@
-//! Search space of members: a distribution for each setting that varies (P2).
+//! Search space of members: a distribution for each setting that varies.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,10 +11,10 @@ use super::members::{Entries, Member, text_of};
 use crate::config::text::BadValue;
 use crate::config::value::{FlagForm, SettingValue};
 
-/// Between the values of a choice.
+/// Separator of the values of a choice.
 const OR: char = '|';
 
-/// Before the condition of a dimension.
+/// Keyword before the condition of a dimension.
 const WHEN: &str = " when ";
 
 /// Settings that [`Space::perturb`] never changes. A copy has the weights, the optimiser's state
@@ -131,7 +131,7 @@ impl Space {
             if before.iter().any(|other| other.key == dimension.key) {
                 return Err(BadValue::new(&text(dimension), "each setting once"));
             }
-            // Of an earlier dimension, so that there is no circle.
+            // A condition refers to an earlier dimension, so that conditions form no cycle.
             let known = |key: &str| before.iter().any(|other| other.key == key);
             if let Some(condition) = &dimension.condition
                 && !known(&condition.key)
@@ -145,7 +145,7 @@ impl Space {
     }
 
     /// The member at the position `at(dimension)` in 0..1 of each dimension. A setting whose
-    /// condition does not hold is left to the run.
+    /// condition does not hold keeps the value of the run.
     ///
     /// # Errors
     /// As [`Member::push`].
@@ -163,8 +163,8 @@ impl Space {
     }
 
     /// A member near `member`: each of its settings that the space has gets a value near its own
-    /// ([`Distribution::near`]). Settings stay that determine the weights and the optimiser's
-    /// state, and settings on which others depend by a condition.
+    /// ([`Distribution::near`]). Unchanged are the settings that determine the weights and the
+    /// optimiser's state, and the settings to which a condition refers.
     pub(crate) fn perturb(&self, member: &Member, random: &mut Rng) -> Member {
         let mut other = member.clone();
         let conditions = || self.0.iter().filter_map(|dimension| dimension.condition.as_ref());
@@ -218,7 +218,8 @@ impl TryFrom<Form> for Space {
             Form::Table(Entries(table)) => {
                 let dimensions = table.iter().map(|(key, value)| of_table(key, value));
                 let mut dimensions = dimensions.collect::<Result<Vec<_>, _>>()?;
-                // TOML sorts keys. A condition refers to a dimension without one.
+                // TOML sorts keys. Dimensions with a condition come last, because a condition in a
+                // table refers to a dimension without a condition.
                 dimensions.sort_by_key(|dimension| dimension.condition.is_some());
                 Self::new(dimensions)
             }

@@ -67,12 +67,13 @@ impl TaskKind {
         }
     }
 
-    /// For fields that older files lack: the only task that they had.
+    /// The task of runs from before the setting existed: the default of a field that older files
+    /// lack.
     pub(crate) fn classify() -> Self {
         Self::Classify
     }
 
-    /// Whether a file may leave it out.
+    /// Whether a file omits the task.
     pub(crate) fn is_classify(&self) -> bool {
         *self == Self::Classify
     }

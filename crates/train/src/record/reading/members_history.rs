@@ -26,7 +26,7 @@ pub struct MemberHistory {
     pub begun: Option<usize>,
     /// Last step of its training and the reason for its end, if it has ended.
     pub ended: Option<(usize, Recorded<EndReason>)>,
-    /// The member that it last became a copy of, and the step after which.
+    /// The origin of the last copy, and the step after which the member became this copy.
     pub copied: Option<(usize, usize)>,
     /// Newest step.
     newest: Option<NewestStep>,
@@ -67,7 +67,7 @@ pub struct MemberCopy {
     pub member: usize,
     /// Number of the member that it is a copy of.
     pub from: usize,
-    /// The step after which.
+    /// Step after which the member became a copy.
     pub step: usize,
 }
 

@@ -115,7 +115,7 @@ pub struct Overview {
     pub age_seconds: Option<f64>,
     /// Problem of the folder, or error of a failed run.
     pub problem: Option<String>,
-    /// Steps per round, and rounds, by the settings.
+    /// Steps per round, and number of rounds, from the settings.
     #[serde(skip)]
     pub(super) length: Option<[u64; 2]>,
 }

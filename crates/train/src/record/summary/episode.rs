@@ -160,7 +160,7 @@ pub struct ModuleSummary {
     pub contribution: Option<f64>,
 }
 
-/// Counts of modules by fate.
+/// Number of modules germinated, pruned and fossilized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModuleCounts {
     /// Germinated.

@@ -1,4 +1,4 @@
-//! Members of a run in the order of their scores (P6).
+//! Members of a run in the order of their scores.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::record::recorded::Recorded;
 use crate::statistics::Spread;
 use crate::sweep::EndReason;
 
-/// Results of the envs of one member.
+/// Row of the leaderboard: the results of the envs of one member.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Place {
     /// Number of the member; `None` for a run of an older version.
@@ -113,7 +113,8 @@ impl Summary {
     }
 }
 
-/// Places from the best to the worst score; without a score, and diverged, last.
+/// Sorts places from the best to the worst score. Places without a score, and places of members
+/// that diverged, are last.
 fn ordered(mut places: Vec<Place>) -> Vec<Place> {
     let diverged =
         |place: &Place| place.ended.as_ref().is_some_and(|reason| *reason == EndReason::Diverged);

@@ -10,7 +10,7 @@ use meristem_nn::Network;
 use crate::error::Result;
 use crate::settings::ExchangeKind;
 
-/// Exchange, created at the start of a step; before that, the state that it continues from.
+/// Exchange, created at the start of a step; before that, the saved state with which it starts.
 pub(super) enum LazyExchange {
     Saved(ExchangeState),
     Open {
@@ -112,10 +112,10 @@ impl RankExchange {
         Ok(())
     }
 
-    /// Updates the network after batch number `batch` of `batches`, of which it has the gradient:
-    /// exchanges the gradient before the update, or makes the outer step after the last update of a
-    /// round. A round ends with the epoch. `clips`: the gradient is clipped before the exchange, at
-    /// `√ranks` times the norm.
+    /// Updates the network, which holds the gradient of batch number `batch` of `batches`. An
+    /// exchange of gradients runs before the update. An exchange of weights makes the outer step
+    /// after the last update of a round of local steps; the last round ends with the epoch.
+    /// `clips`: the gradient is clipped before the exchange, at `√ranks` times the norm.
     pub(super) fn update(
         &mut self,
         comm: &mut Communicator,

@@ -21,7 +21,7 @@
 //! norm removes, but a few elements of the gradient have one. So weights drift in directions that
 //! training does not notice, because it normalises by each batch; running averages over the last
 //! ten batches lag behind that drift and fit the weights badly. After an outer step of local
-//! training they are of weights that no rank has any more.
+//! training, the running averages belong to weights that no rank has any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -47,8 +47,8 @@ pub(super) struct Trainer {
     /// Batches with which running statistics are recomputed at the end of an epoch.
     pub(super) statistics_batches: usize,
     pub(super) exchange: LazyExchange,
-    /// Optimiser's state of a checkpoint that the network does not have yet. Only in local training
-    /// do ranks have optimisers of their own; rank 0 has that of the env.
+    /// Optimiser's state from a checkpoint, until the network gets it. Only in local training does
+    /// each rank have an optimiser of its own; the optimiser of rank 0 is that of the env.
     pub(super) optimiser: Option<StateDict>,
     /// Metrics of all ranks at the end of an epoch.
     pub(super) metrics: Option<Tensor>,
@@ -96,8 +96,9 @@ impl Trainer {
         self.kind.local_steps.is_none() && !self.kind.sends_whole_gradients()
     }
 
-    /// State of this rank's optimiser, where ranks have optimisers of their own. `network` is its
-    /// state in the rank's network, if it has one. Waits for the device.
+    /// State of this rank's optimiser in local training; `None` in other training, and on rank 0,
+    /// whose optimiser is that of the env. `network` reads the state from the rank's network, if
+    /// the rank has a network. Waits for the device.
     pub(super) fn own_optimiser(
         &self,
         network: impl FnOnce() -> Result<Option<StateDict>>,
