@@ -116,8 +116,9 @@ pub struct ChainSizes {
 }
 
 impl ChainSizes {
-    /// Samples of the blocks that there are: whole ones, and the last ones of a part and of the
-    /// last part. A smaller block may need more scratch: its products are in other parts.
+    /// Numbers of samples that blocks can have: of a whole block and the last block, in a whole
+    /// part and in the last part. A smaller block may need more scratch, because its products are
+    /// divided into other parts.
     fn blocks(&self) -> [usize; 4] {
         let last = self.batch - (self.batch.div_ceil(self.part) - 1) * self.part;
         let [whole, rest] = [self.block.min(self.part), self.part % self.block];

@@ -7,7 +7,7 @@
 //! b    input of the layer that reads the features, with a 1 for the bias
 //! v    desired change of the outputs of that layer, −∂loss/∂outputs of each sample
 //!
-//! v'   = v − E[v bᵀ] E[b bᵀ]⁻¹ b       what no change of that layer's weights can do
+//! v'   = v − E[v bᵀ] E[b bᵀ]⁻¹ b       part that no change of that layer's weights gives
 //! S    = E[h hᵀ],  N = E[h v'ᵀ]
 //! S^-½ N = Σ λ_j u_j w_jᵀ              singular values, largest first
 //! feature j: incoming √λ_j S^-½ u_j, outgoing √λ_j w_j
