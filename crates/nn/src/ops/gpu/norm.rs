@@ -99,8 +99,8 @@ fn columns(c: usize) -> usize {
 }
 
 impl NormTiles {
-    /// At least `each` pixels for a thread, and at most `chunks` blocks to a channel. From the
-    /// shape alone: sums depend on it.
+    /// At least `each` pixels for a thread, and at most `chunks` blocks to a channel. Depends on
+    /// the shape alone, because the order of the sums depends on it.
     fn new(c: usize, pixels: usize, each: usize, chunks: usize) -> NormTiles {
         let rows = THREADS / columns(c);
         let chunk = pixels.div_ceil(chunks).next_multiple_of(rows).max(each * rows);

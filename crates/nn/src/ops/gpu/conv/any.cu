@@ -16,7 +16,7 @@ constexpr u32 STAGES = 3;
 
 // The elements that a thread copies of a factor whose products are side by side in memory: product
 // `k` of the step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole
-// sectors) of 4 rows, which are 32 banks since products are an odd number of times 4 banks apart.
+// sectors) of 4 rows to all 32 banks, because products are an odd multiple of 4 banks apart.
 template <u32 THREADS>
 struct Lane {
     static constexpr u32 STEP = THREADS / DEPTH;

@@ -42,7 +42,8 @@ struct Window {
     Divisor wide;                // by the columns of a tile
     Divisor high, halo;          // by its rows, without and with its halo
 
-    // A tile as products see it, on units of f32 with weights or dy so far apart.
+    // A tile as products read it. On units of f32, `apart` is the distance between the weights of
+    // channels, or between rows of dy.
     template <class P>
     __device__ __forceinline__ Area area(u32 apart) const {
         u32 each = chunk / P::EACH;

@@ -108,18 +108,20 @@ impl PixelCut {
 pub(super) struct Fit {
     pub(super) cut: PixelCut,
     pub(super) tile: FusedTile,
-    /// Plane of a result; of rows, floats of all of them.
+    /// Floats from channel to channel of the results; for a pass with rows, floats of all rows.
     pub(super) staging: usize,
     /// First float of the weights, or of the rows.
     pub(super) weights: usize,
     /// First float of the tables of tensor cores.
     pub(super) tables: usize,
-    /// Floats of all that.
+    /// Floats of planes, weights or rows, and tables together, or of the results if these are more.
     pub(super) floats: usize,
     pub(super) threads: usize,
-    /// Floats from one row to the next, from one pixel to the next; threads that share the rows.
+    /// Floats from one row to the next.
     pub(super) row: usize,
+    /// Floats from one pixel to the next.
     pub(super) pixel: usize,
+    /// Threads that share the rows.
     pub(super) subsets: usize,
 }
 
