@@ -449,7 +449,8 @@ pub(crate) fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
 /// A complete order: the output of `meristem data plan --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OrderPlan {
-    /// Samples in the dataset. An env with a part of it has other indices: places in its part.
+    /// Number of samples in the dataset. For an env that has a part of the dataset, indices are
+    /// places in this part.
     pub len: usize,
     /// Samples an env gets in a full batch.
     pub batch_per_env: usize,

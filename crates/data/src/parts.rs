@@ -129,7 +129,7 @@ pub struct PartsConfig {
     pub classes: Option<Vec<u32>>,
     /// Held-out samples.
     pub held_out: HeldOut,
-    /// Envs in a row that hold out the same fold, at least 1.
+    /// Number of consecutive envs that hold out the same fold, at least 1.
     pub envs_per_fold: usize,
     /// Share of its training samples that an env trains on, above 0 and at most 1.
     pub train_share: f64,

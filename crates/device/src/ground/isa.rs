@@ -164,9 +164,8 @@ impl FromStr for Isa {
 }
 
 /// Whether this processor's units are 256 bits wide, so that an operation on 512 bits takes two
-/// passes: AMD's family 19h,
-/// whose members with AVX-512 are Zen 4 ("Software Optimization Guide for the AMD Zen4
-/// Microarchitecture", publication 57647).
+/// passes: AMD's family 19h, whose members with AVX-512 are Zen 4 ("Software Optimization Guide for
+/// the AMD Zen4 Microarchitecture", publication 57647).
 #[cfg(target_arch = "x86_64")]
 fn computes_in_halves() -> bool {
     // SAFETY: every x86-64 has the instruction. Newer versions of Rust do not call it unsafe.

@@ -133,12 +133,12 @@ impl ChainOperand {
         if self.by_sample { self.len / batch } else { self.len }
     }
 
-    /// These samples of it.
+    /// The elements of `samples`, to be read.
     fn slice<'a>(&self, batch: usize, samples: &Range<usize>, bytes: &'a [u8]) -> Slice<'a> {
         Slice::new(self.dtype, &bytes[self.bytes(batch, samples)])
     }
 
-    /// These samples of it, to be written.
+    /// The elements of `samples`, to be written.
     fn slice_mut<'a>(
         &self,
         batch: usize,

@@ -17,7 +17,7 @@ use crate::ops::{OperandRole, PlanTarget, Spec};
 /// third-level cache.
 const BLOCK: usize = 1 << 20;
 
-/// Steps in a row, each of which goes sample by sample.
+/// Consecutive steps, each of which computes a sample independently of the other samples.
 #[derive(Default)]
 struct StepRow {
     steps: Vec<Draft>,

@@ -47,7 +47,7 @@ class Network(nn.Module):
         """Creates a network with copies of the weights."""
         super().__init__()
         self.host, self.topology = network.host_of(weights), topology_of(weights)
-        #: Names of the classes; empty if the weights have none, as those of :func:`host_of`.
+        #: Names of the classes; empty if the weights have none, as after :func:`host_of`.
         self.classes: list[str] = weights.metadata.get("classes", [])
         #: Kind of the samples: ``image``, ``signal`` or ``vector``.
         self.kind = input_kind(weights)

@@ -1,6 +1,6 @@
-//! Features that lower the loss most beside the best change of the layer that reads them, from
-//! Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny Networks: Spotting Expressivity
-//! Bottlenecks and Fixing Them Optimally", 2024 (arXiv 2405.19816).
+//! Features that lower the loss most in addition to the best change of the layer that reads them,
+//! from Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny Networks: Spotting
+//! Expressivity Bottlenecks and Fixing Them Optimally", 2024 (arXiv 2405.19816).
 //!
 //! ```text
 //! h    input of the feature's layer, with a 1 for the bias

@@ -79,8 +79,8 @@ static LAYER_PARAMETERS: Kernel =
 const THREADS: usize = 256;
 /// Threads of a block that adds up partial sums, and most of one of a group norm.
 const MANY: usize = 512;
-/// Channels side by side: a warp reads at least this many in a row, or all channels if there are
-/// fewer.
+/// Adjacent channels of a block: a warp reads at least this number of adjacent channels, or all
+/// channels if there are fewer.
 const COLUMNS: usize = 32;
 
 /// Division of `[pixels][C]` among blocks.

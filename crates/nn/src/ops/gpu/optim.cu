@@ -22,7 +22,8 @@ struct Part {
     u32 range;
 };
 
-// The part of this block: in the last range that begins with it or an earlier block.
+// The part of block `blockIdx.x`, which is in the last range whose first block is this block or an
+// earlier one.
 __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
     u32 low = 0, high = ranges.count;
     while (high - low > 1) {

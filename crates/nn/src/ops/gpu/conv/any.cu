@@ -334,7 +334,7 @@ constexpr u32 RING = STAGES + 2;
 
 // Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], then
 // [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A warp
-// copies rows and columns that lie side by side, to banks in a row. The gradient of the bias is a
+// copies adjacent rows and columns to consecutive banks. The gradient of the bias is a
 // sum of the unrounded columns.
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,

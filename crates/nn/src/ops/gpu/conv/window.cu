@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x
 }
 
 // Weights of input channels [c0, c0 + n) and of output channels from `col` on. The threads of a
-// warp copy elements that lie in a row here and in shared memory, 16 bytes each.
+// warp copy elements that are contiguous both in `w` and in shared memory, 16 bytes each.
 __device__ __forceinline__ void load_weights(const Window& s, Span<const float> w, float* weights,
                                              u32 col, u32 c0, u32 n) {
     for (u32 i = 4 * threadIdx.x; i < 9 * n * s.columns.by; i += 4 * blockDim.x) {

@@ -58,9 +58,9 @@ impl PixelCut {
         PixelCut { size: [of.h, of.w], images, h, w, across, down: of.h.div_ceil(h) }
     }
 
-    /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4,
-    /// and if there is one, such that the rows that a warp reads together lie in different banks
-    /// (they are 2 apart, and 32 floats are read at once).
+    /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4.
+    /// If possible, the rows that a warp reads together are in different banks (these rows are 2
+    /// apart, and a warp reads 32 floats at once).
     fn pitch(&self) -> usize {
         let least = self.w + 4;
         let banks = |pitch: usize| 2 * pitch % 32;
