@@ -120,7 +120,8 @@ fn adds(
             Ordering::Greater => row(rank - 1),
         };
         let sources: SmallVec<[_; 8]> = (0..n).map(of).collect();
-        // The partial sum is in a row, because this rank's elements may be added late.
+        // The partial sum overwrites a received row and not the target, because this rank's
+        // elements in the target may be added by a later call.
         let partial = if n > 1 { row(0) } else { target };
         start += own;
         gpu::sum(

@@ -16,11 +16,12 @@
 //! result = codes of all totals, divided by the number of ranks for a mean
 //! ```
 //!
-//! So each element is rounded once as a value and once as a total, and both errors are kept by the
-//! rank that made them: the result plus all residuals' equals the sum of all acc, up to the
-//! roundings of the additions in rank order. The subtractions are exact: x and q s differ at most
-//! by a factor of two unless q = 0 (Sterbenz' lemma). A rank sends 2 (n − 1) / n · (1 + 4 / 256)
-//! bytes per element, about a quarter of the dense sum in f32. With one rank nothing is rounded.
+//! So each element is rounded once as a value and once as a total. The rank that rounds keeps the
+//! error in its residual. Before the division for a mean, the result plus the sum of all residual'
+//! equals the sum of all acc, up to the roundings of the additions in rank order. The subtractions
+//! are exact: x and q s differ at most by a factor of two unless q = 0 (Sterbenz' lemma). A rank
+//! sends 2 (n − 1) / n · (1 + 4 / 256) bytes per element, about a quarter of the dense sum in f32.
+//! With one rank nothing is rounded.
 //!
 //! Compression in both directions with error feedback: Tang et al., "DoubleSqueeze",
 //! ICML 2019. The result has the same bits on every rank, transport and device.

@@ -5,7 +5,8 @@
 //! for the device. By default sums are in rank order: the same bits on every rank, run and
 //! transport. Transports are [`threads`](Communicator::threads), [`mpi`](Communicator::mpi) in
 //! builds with that feature, TCP ([`rendezvous`](Communicator::rendezvous)) and
-//! [`nccl`](Communicator::nccl).
+//! [`nccl`](Communicator::nccl). Ids in parentheses, such as (X1), are rows of
+//! `docs/requirements.md`.
 //!
 //! ```
 //! use meristem_comm::{CommOptions, Communicator, Reduction};

@@ -9,8 +9,8 @@
 //!
 //! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
 //! arXiv 2311.08105, 2023, algorithm 1, with η = 0.7 and μ = 0.9. With η = 1 and μ = 0 the weights
-//! are averaged. Every operation rounds to the elements' type; Δ has the same bits on all ranks, so
-//! θ and v have, too.
+//! are averaged. Every operation rounds to the elements' type; Δ has the same bits on all ranks,
+//! and so have θ and v.
 
 use meristem_device::{Expect, Owner, Tensor};
 

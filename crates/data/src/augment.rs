@@ -1,8 +1,9 @@
 //! Random crop, flip and cutout, as a pure function of (seed, epoch, sample) (D8).
 //!
 //! The random words w0 … w4 are the first five of `random::Rng::new(seed, Purpose::Augment, epoch,
-//! sample)`, `sample` being the index in the dataset: an image is augmented alike in any batch, env
-//! or device. A position among n is `(w · n) >> 32`; its bias, below n / 2^32, is negligible here.
+//! sample)`, `sample` being the index in the dataset: an image is augmented alike in every batch
+//! and env, and on every device. A position among n is `(w · n) >> 32`; its bias, below n / 2^32,
+//! is negligible here.
 //!
 //! 1. Crop with padding p: the image is padded with black (byte 0), and a window of the image's
 //!    size is taken, its corner at position w0 among 2p + 1 rows and w1 among 2p + 1 columns.

@@ -33,9 +33,9 @@ pub enum Residency {
     /// On the device, as bytes or floats.
     #[default]
     Resident,
-    /// On the device, bytes as normalised f32: four times the memory, and the normalisation
-    /// constants are fixed to the dataset's own. For samples of bytes with at most 4 channels; else
-    /// as [`Residency::Resident`].
+    /// On the device, with bytes stored as normalised f32. This takes four times the memory, and
+    /// the normalisation constants are always the dataset's own. Applies to samples of bytes with
+    /// at most 4 channels; others are stored as with [`Residency::Resident`].
     ResidentF32,
     /// In a temporary, memory-mapped file of the host; batches are copied to the device ahead of
     /// their use. The file is deleted when the dataset is dropped.

@@ -45,8 +45,8 @@ pub struct ImportReport {
 /// so that every file has every class. The training images are cut into five files as equal as
 /// possible, the first ones longer. With `skip_bad` undecodable files are left out.
 ///
-/// The files are written to a new folder beside the target, which gets its name at the end, so that
-/// an interrupted import leaves no partial result.
+/// The files are written to a temporary folder beside the target. At the end this folder is renamed
+/// to the target, so that an interrupted import leaves no partial result.
 ///
 /// # Errors
 /// [`Error::Layout`] if the images are not 32×32 RGB, the classes are not ten, there is no test

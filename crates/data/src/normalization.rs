@@ -151,7 +151,7 @@ pub struct Normalization {
 }
 
 impl Normalization {
-    /// Constants that give v.
+    /// Constants that leave values as they are: f(v) = v.
     pub fn identity(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
     }

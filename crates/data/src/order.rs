@@ -106,7 +106,7 @@ pub struct OrderPart {
     pub len: usize,
 }
 
-/// Batch and seed of an env.
+/// Batch size and seed of an env.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EnvOrder {
     /// Samples in a full batch, at least 1.
@@ -232,7 +232,7 @@ impl EpochOrder {
         Ok(order)
     }
 
-    /// Gives another batch and seed to `env`, which is below [`Self::envs`].
+    /// Gives another batch size and seed to `env`, which is below [`Self::envs`].
     ///
     /// # Errors
     /// [`Error::Argument`] for a zero batch, and with [`EpochMode::Dealt`].
@@ -263,8 +263,8 @@ impl EpochOrder {
         Ok(())
     }
 
-    /// Batches of an epoch in which `env` has samples, if it gets this batch with [`Self::set`].
-    /// `env` < [`Self::envs`], `batch` > 0.
+    /// Number of batches of an epoch in which `env` has samples, if [`Self::set`] gave it batches
+    /// of `batch` samples. `env` < [`Self::envs`], `batch` > 0.
     pub fn batches_with(&self, env: usize, batch: usize) -> usize {
         let mut group = self.groups[self.envs[env].0].clone();
         if self.epoch_mode == EpochMode::Full {
@@ -274,7 +274,7 @@ impl EpochOrder {
         group.batches
     }
 
-    /// Batch and seed of `env`, which is below [`Self::envs`].
+    /// Batch size and seed of `env`, which is below [`Self::envs`].
     pub fn own(&self, env: usize) -> EnvOrder {
         self.groups[self.envs[env].0].own
     }
@@ -471,7 +471,8 @@ pub(crate) fn below(random: &mut ChaCha8Rng, n: u32) -> u32 {
 /// A complete order: the output of `meristem data plan --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct OrderPlan {
-    /// Samples in the dataset. An env with a part of it has other indices: places in its part.
+    /// Number of samples in the dataset. For an env that has a part of the dataset, indices are
+    /// places in this part.
     pub len: usize,
     /// Samples an env gets in a full batch.
     pub batch_per_env: usize,

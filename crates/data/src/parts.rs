@@ -154,7 +154,7 @@ pub struct PartsConfig {
     pub classes: Option<Vec<u32>>,
     /// Held-out samples.
     pub held_out: HeldOut,
-    /// Envs in a row that hold out the same fold, at least 1.
+    /// Number of consecutive envs that hold out the same fold, at least 1.
     pub envs_per_fold: usize,
     /// Draws of the envs: env i has entry i modulo their number. Without an entry all envs have
     /// [`SampleDraw::ALL`].

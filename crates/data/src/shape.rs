@@ -28,7 +28,8 @@ impl SampleShape {
     }
 }
 
-/// Most channels for which the gather has constants in blocks, and which images of files have.
+/// Largest number of channels for which the gather repeats its constants in a block. Images from
+/// files have no more channels.
 pub(crate) const CHANNELS_BLOCKED: usize = 4;
 
 /// Kinds of sample, by their number of dimensions (D12).

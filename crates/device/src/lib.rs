@@ -4,7 +4,8 @@
 //! memory that belongs to a stream; a kernel accesses it only through a [`Launch`] on that stream.
 //! The waits between launches follow from what they read and write, so a race or a use after free
 //! cannot be written with this API (S1, S2): there is no host pointer to device memory. With
-//! `MERISTEM_SANITIZE=1` a race sanitizer checks this (S3).
+//! `MERISTEM_SANITIZE=1` a race sanitizer checks this (S3). Ids such as (S1) are rows of
+//! `docs/requirements.md`.
 //!
 //! ```
 //! use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};

@@ -10,6 +10,8 @@
 //! - [`profile`]: the time that each step of a plan takes.
 //! - [`state`], [`safetensors`]: weights under PyTorch's names and shapes (U5), and their files.
 //!
+//! Ids in parentheses, such as (U5), are rows of `docs/requirements.md`.
+//!
 //! ```
 //! use std::sync::Arc;
 //! use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Tensor};
@@ -54,8 +56,8 @@ mod score;
 mod space;
 pub mod state;
 
-/// Revision of the kernels' rounding, for a run that goes on with another build than it began with:
-/// a change of the order of sums, or of the way that products are computed, raises it.
+/// Revision of the kernels' rounding. A change of the order of sums, or of the way that products
+/// are computed, raises it: a run that continues with another build compares the revisions.
 pub const ROUNDING: u32 = 2;
 
 pub use error::{Error, Result};

@@ -36,7 +36,7 @@ pub(crate) const GROUP_LEN: usize = 6;
 const SCORE_LEN: usize = 4;
 /// Below this L2 norm a tensor's gradient vanishes (`docs/growth.md`, Gates).
 const VANISHING: f64 = 1e-7;
-/// Above this L2 norm, or when not finite, it explodes.
+/// Above this L2 norm, or if it is not finite, a tensor's gradient explodes.
 const EXPLODING: f64 = 10.0;
 
 /// Metrics of training and evaluation, on the host.
@@ -54,7 +54,8 @@ pub struct Metrics {
     /// Training steps.
     pub steps: u64,
     /// Parameters, running statistics and momenta that were NaN or infinite when
-    /// [`Network::count_non_finite`](crate::Network::count_non_finite) looked; 0 if it did not.
+    /// [`Network::count_non_finite`](crate::Network::count_non_finite) last ran; 0 if it did not
+    /// run.
     pub non_finite: u64,
     /// Result of [`Network::fingerprint`](crate::Network::fingerprint); 0 if it did not run.
     #[serde(default)]
@@ -281,12 +282,12 @@ impl MetricsLayout {
     }
 }
 
-/// Loss, hits and sums of the score of one batch.
+/// Loss, number of correct samples, and sums of the score, of one batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct BatchResult {
     /// Sum over the samples.
     pub(crate) loss_sum: f64,
-    /// Hits.
+    /// Samples classified right.
     pub(crate) correct: u64,
     /// Samples.
     pub(crate) samples: usize,

@@ -88,7 +88,7 @@ mod tests {
             (Precision::Tf32, 0x3000, 0x4000),
             (Precision::Tf32, 0x7F_F000, 0x80_0000), // into the exponent: 2
             (Precision::Bf16, 0x7FFF, 0),
-            (Precision::Bf16, 0x8000, 0), // a tie goes to the even one
+            (Precision::Bf16, 0x8000, 0), // a tie is rounded to even
             (Precision::Bf16, 0x8001, 0x1_0000),
             (Precision::Bf16, 0x1_8000, 0x2_0000),
         ] {

@@ -1,5 +1,5 @@
-//! The time that each step of a plan takes on a processor: the measure that floors are compared
-//! with.
+//! The time that each step of a plan takes on a processor, for comparison with lower bounds of this
+//! time.
 
 use std::time::Instant;
 
@@ -24,7 +24,8 @@ pub struct StepTime {
     pub bytes: usize,
 }
 
-/// Turns of networks on a core. Each network has its own memory, except the arena.
+/// Measurement of several networks that take turns on a core, as in a fleet. Each network has its
+/// own memory, except the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Turns {
     /// Networks.

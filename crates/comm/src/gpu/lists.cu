@@ -82,9 +82,9 @@ extern "C" __global__ void take(Span<const Element> elements, Span<const u32> in
 
 struct MergeValues {
     u32 rows;
-    u32 me;     // the row that lies apart
-    u32 first;  // number of the first of the others
-    u32 len;    // of a row
+    u32 me;     // index of this rank's row, which is stored separately
+    u32 first;  // index of the first of the other rows
+    u32 len;    // entries of a row
 };
 
 // The rows of a merge: the other ranks' rows, and this rank's row.

@@ -34,8 +34,8 @@ struct MergeValues {
     len: u32,
 }
 
-/// Writes the sum of lists of `len` entries into consecutive outputs. `lists` has all lists in a
-/// row.
+/// Writes the sum of lists of `len` entries into consecutive outputs. `lists` has the lists
+/// one after another.
 pub(crate) fn scatter(
     dtype: DType,
     lists: ListPieces,
@@ -75,7 +75,7 @@ pub(crate) struct Merge {
     pub(crate) own: ListPieces,
     /// Index of this rank's row.
     pub(crate) me: usize,
-    /// Indices and values of the other rows, in a row.
+    /// Indices and values of the other rows, one row after another.
     pub(crate) others: ListPieces,
     /// Index of the first of the other rows.
     pub(crate) first: usize,

@@ -38,7 +38,7 @@ struct Bins {
 
 struct VisitValues {
     u64 factor;  // bits of an element
-    u32 known;   // whether the threshold of earlier may be used
+    u32 known;   // whether the threshold of an earlier selection may be used
     u32 unused;
 };
 

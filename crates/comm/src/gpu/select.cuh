@@ -21,7 +21,7 @@ struct State {
     u32 narrow;    // whether there is room for candidates
     u32 found;     // candidates
     u32 reserved;  // candidates for which tiles have got room
-    u32 reaching;  // elements that reach the threshold of earlier
+    u32 reaching;  // elements that reach the threshold of an earlier selection
     u32 picked;    // entries selected
     u32 unused[2];
 };

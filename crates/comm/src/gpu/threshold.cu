@@ -28,7 +28,7 @@ struct ChooseValues {
     u32 bits;   // of the digit
     u32 first;  // whether it is the first of elements: candidates may be collected
     u32 last;   // whether it is the last
-    u32 known;  // whether the threshold of earlier may be used
+    u32 known;  // whether the threshold of an earlier selection may be used
     u32 room;   // for candidates
     u32 unused;
 };

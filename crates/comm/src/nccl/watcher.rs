@@ -13,9 +13,9 @@
 //! - A rank sends a heartbeat about every second while it is in a group of devices. A silent rank
 //!   is lost.
 //! - A rank leaves the group when the devices of all ranks have ended as many exchanges as its own
-//!   device; until then they may need its data. The wait ends without a call by another rank, so
-//!   that rank may meanwhile wait for this one elsewhere: only devices and watching threads are
-//!   needed.
+//!   device; until then they may need its data. This wait needs the devices and watching
+//!   threads of the other ranks, but no call of theirs. So another rank may meanwhile wait for
+//!   this rank elsewhere.
 //! - After a loss the current exchange has [`GRACE`] to end, because the lost rank may have sent
 //!   its part. Without a loss, all other devices can still reach every exchange of this device.
 //! - The error is stored before the exchanges are aborted, so that no aborted result counts as

@@ -68,7 +68,8 @@ __device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
 }
 
 // Bytes are normalised here; the floats of `gather_floats` were normalised when they were stored.
-// Black is byte 0; where the shift is −0, the processor has 0 for a byte and −0 for a float.
+// Black is byte 0, whose normalised value is the shift. If the shift is −0, a byte gives 0, and
+// among floats black is −0, as on the processor.
 __device__ float normalized(u8 stored, float scale, float shift) {
     return (float)stored * scale + shift;
 }

@@ -292,8 +292,8 @@ impl GatherBatches {
         self.start_epochs(|_| epoch)
     }
 
-    /// Like [`Self::start_epoch`], with an epoch for each env, which `epoch` returns for its
-    /// number. Envs that share a permutation are in the epoch of the last of them.
+    /// Like [`Self::start_epoch`], with an epoch for each env: `epoch` returns it for the number of
+    /// the env. Envs that share a permutation all get the epoch of the last of these envs.
     ///
     /// # Errors
     /// As [`Self::start_epoch`].

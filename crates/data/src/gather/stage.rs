@@ -64,9 +64,9 @@ impl BatchStage {
     }
 
     /// Begins to copy the images at places `part` of the permutations into the slot that was not
-    /// filled last, and with a loader to load those at places `next`, which the next call will ask
-    /// for. Waits for the loader, and not for the device, which orders the copy after the gather
-    /// that last read the slot.
+    /// filled last. With a loader, also begins to load the images at places `next`, for the next
+    /// call. Waits for the loader, and not for the device: the device runs the copy after the
+    /// gather that last read the slot.
     ///
     /// # Errors
     /// The errors of the upload and of the loader. After an error [`Self::filled`] returns the same

@@ -62,8 +62,8 @@ impl Number {
     /// The value of one element of `self.bytes()` bytes.
     pub(super) fn value(self, element: &[u8]) -> f64 {
         match self {
-            // The nearest f64: the nearest f32 to it may differ from that to the integer, in the
-            // last bit of numbers beyond 2^53.
+            // Rounds twice, to f64 here and to f32 later. Beyond 2^53 the result may differ in the
+            // last bit from the f32 that is nearest to the integer.
             Self::Int(int) => int.value(element) as f64,
             Self::Float(float) => float.value(element),
         }

@@ -132,7 +132,7 @@ impl TargetArray {
         let is_numbers = NUMBERS.contains(&name);
         let form = match (&header.element, &header.shape[..]) {
             (ElementType::Int(_), &[n]) if !is_numbers => Some((TargetKind::Classes, n, 1)),
-            // These may be meant as classes.
+            // Refused, because one integer per sample may be meant as a class.
             (ElementType::Int(_), [_, 1]) if !is_numbers => None,
             (_, &[n, k]) if !is_numbers && k > 0 && !header.is_fortran => {
                 Some((TargetKind::Labels, n, k))

@@ -90,7 +90,8 @@ fn in_line(path: &Path, line: u64, expected: String, got: String) -> Error {
         .in_layout(path)
 }
 
-/// A file with a limit of bytes, which is set anew before each record. Its last line has an end.
+/// Reader of a CSV file, with a limit of bytes that is set anew before each record. Adds the end of
+/// the last line if the file lacks it.
 pub(super) struct Limited {
     file: File,
     /// Bytes that may still be read.
@@ -151,8 +152,8 @@ pub(super) struct Row<'a> {
 impl CsvFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
         let (limited, left) = Limited::open(path)?;
-        // Cells are trimmed later, and a carriage return before the end of a line with them. With
-        // one end of line the parser counts lines exactly.
+        // The parser counts lines exactly if a line feed alone ends a line. A carriage return
+        // before it becomes part of a cell, and is removed when cells are trimmed.
         let reader = csv::ReaderBuilder::new()
             .has_headers(false)
             .flexible(true)

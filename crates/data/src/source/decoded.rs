@@ -119,7 +119,7 @@ struct Description {
 enum StampComparison {
     /// The contents of an image file have changed.
     Changed,
-    /// The stamps decide the next comparison as fast as new ones would.
+    /// The contents are equal, and new stamps would not make the next comparison faster.
     Current,
     /// The contents are equal, and these new stamps save reading in the next comparison.
     Renewed(Vec<ImageStamp>),

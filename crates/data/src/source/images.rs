@@ -189,8 +189,8 @@ impl Reader for ImageFiles {
             return self.decode_split(split, kept, on_bad, sink);
         };
         let mut unused = vec![0; self.layout.sample_bytes()];
-        // The cache has no pixels of a bad file, and not its error: decoding it again gives the
-        // error.
+        // The cache stores neither pixels nor the error of a bad file. Decoding the file again
+        // gives the error.
         let mut bad = |file: &ImageFile| match self.decode(&file.path, &mut unused) {
             Err(error) => on_bad(listed(&self.root, file, error)),
             Ok(()) => Err(found.changed_meanwhile()),

@@ -208,7 +208,7 @@ impl DatasetSpec {
         Self::new(Source::Embedded)
     }
 
-    /// A dataset without a root, read strictly and as it is.
+    /// A dataset without a root, with default options: damage is an error, images are not scaled.
     pub fn new(source: Source) -> Self {
         let table = TableOptions::default();
         Self { source, root: None, skip_bad: false, resize: None, no_cache: false, table }

@@ -169,7 +169,7 @@ const SHAPE_POINTS: usize = 12;
 const PADDING: [usize; 2] = [36, 60];
 /// Points of a stretched and padded digit.
 const LONG: usize = SHAPE_POINTS + PADDING[1];
-/// A digit is shifted by fewer places.
+/// Exclusive upper limit of the places by which a digit is shifted.
 const SHIFT_MAX: u32 = 48;
 /// Range of the height around 1.
 const HEIGHT: f64 = 0.4;

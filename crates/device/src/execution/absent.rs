@@ -1,6 +1,6 @@
 //! CUDA in a build without it: types without values, so that all other modules compile in the same
-//! way. No other module relies on the types having no values: the compiler would warn of
-//! unreachable code there.
+//! way. No other module may rely on the types having no values: there the compiler would warn of
+//! unreachable code.
 
 use std::error::Error as StdError;
 use std::panic::Location;

@@ -188,8 +188,8 @@ impl<'a> Args<'a> {
         let block = piece.host();
         block.race.write();
         // SAFETY: the piece has at least `bytes` bytes, which are initialised, and `LaunchRecord`
-        // keeps it for 'a. Exclusive during 'a: a piece is with one kernel at a time (see
-        // `scratch`), and `take` gives it to this one once.
+        // keeps it for 'a. Exclusive during 'a: one kernel at a time has a piece (see
+        // `scratch`), and `take` gives the piece to this kernel only once.
         let all = unsafe { std::slice::from_raw_parts_mut(block.data().as_ptr(), bytes) };
         if poisoned {
             Fill::Word(POISON).write(all);

@@ -68,8 +68,9 @@ impl Operand {
 }
 
 /// The declaration of a kernel, next to its source: `extern "C" __global__ void entry(Span<…> …,
-/// Values values)`. A kernel begins with `locate` of its spans, and uses `blockIdx.x` only:
-/// `blockIdx.y` is the member of a graph's branch.
+/// Values values)`. A kernel begins with `locate` of its spans, and uses `blockIdx.x` only, because
+/// `blockIdx.y` is reserved: in a graph one call runs for several launches of a program, its
+/// members, and `blockIdx.y` is the number of the member.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The source of the kernel.
@@ -135,7 +136,8 @@ impl Call {
     }
 
     /// The call with at least `bytes` bytes of dynamic shared memory for each block. The number is
-    /// rounded up to the widest load, with which the compiler reads the last elements of an array.
+    /// rounded up to a multiple of 16 bytes, the widest load: the compiler may read the last
+    /// elements of an array with such a load.
     pub fn shared(mut self, bytes: u32) -> Call {
         self.shared = bytes.next_multiple_of(16);
         self

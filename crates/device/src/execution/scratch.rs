@@ -145,7 +145,8 @@ impl ScratchPieces {
         state.will_leave().then_some(state.departures)
     }
 
-    /// Waits until pieces were given back more than `departures` times, if any will be.
+    /// Waits until pieces were given back more than `departures` times, or until no piece will be
+    /// given back.
     pub(crate) fn wait_beyond(&self, departures: u64) {
         let mut state = lock(&self.state);
         while state.departures == departures && state.will_leave() {

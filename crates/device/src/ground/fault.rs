@@ -5,7 +5,8 @@
 /// An ordering that the engine omits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EngineFault {
-    /// The pool forgets pending accesses to a freed block: the bug of S2.
+    /// The pool forgets pending accesses to a freed block, so that its next tenant does not wait
+    /// for them (S2).
     PoolForgets = 1,
     /// Readers do not wait for the producer.
     NoWaitForProducer = 2,

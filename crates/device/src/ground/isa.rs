@@ -1,8 +1,10 @@
 //! Instruction sets: the sets of this machine, and the set that a device's kernels use.
 //!
-//! It is chosen when a device is opened ([`DeviceOptions::isa`](crate::DeviceOptions::isa), or
-//! `MERISTEM_ISA`, or the best of the machine); a kernel reads it from
+//! A device's set is chosen when the device is opened: [`DeviceOptions::isa`], or else
+//! `MERISTEM_ISA`, or else the best set of the machine. A kernel reads it from
 //! [`Args::isa`](crate::Args::isa).
+//!
+//! [`DeviceOptions::isa`]: crate::DeviceOptions::isa
 
 use std::fmt;
 use std::str::FromStr;
@@ -130,7 +132,7 @@ impl Isa {
         }
     }
 
-    /// Whether the processor takes two turns for vectors of 512 bits (`avx512-256`).
+    /// Whether the processor executes an operation on 512 bits as two on 256 bits (`avx512-256`).
     pub const fn halves(self) -> bool {
         self.halves
     }
@@ -161,9 +163,9 @@ impl FromStr for Isa {
     }
 }
 
-/// Whether this processor's units are 256 bits wide and take two turns for 512: AMD's family 19h,
-/// whose members with AVX-512 are Zen 4 ("Software Optimization Guide for the AMD Zen4
-/// Microarchitecture", publication 57647).
+/// Whether this processor's units are 256 bits wide, so that an operation on 512 bits takes two
+/// passes: AMD's family 19h, whose members with AVX-512 are Zen 4 ("Software Optimization Guide for
+/// the AMD Zen4 Microarchitecture", publication 57647).
 #[cfg(target_arch = "x86_64")]
 fn computes_in_halves() -> bool {
     // SAFETY: every x86-64 has the instruction. Newer versions of Rust do not call it unsafe.

@@ -7,9 +7,9 @@ use std::path::Path;
 /// Opens a plain file. Links are followed, because the user has named them.
 ///
 /// # Errors
-/// It does not exist or cannot be opened. Of kind [`ErrorKind::InvalidInput`]: it is something else
-/// than a plain file. A pipe would block the reader until another program writes to it, and a
-/// device may have no end.
+/// The file does not exist or cannot be opened. [`ErrorKind::InvalidInput`] if it is not a plain
+/// file: a pipe would block the reader until another program writes to it, and a device may have no
+/// end.
 pub fn open(path: &Path) -> Result<File> {
     let kind = path.metadata()?.file_type();
     if kind.is_file() {
@@ -22,7 +22,7 @@ pub fn open(path: &Path) -> Result<File> {
 /// The contents of a plain file.
 ///
 /// # Errors
-/// As [`open`]; it cannot be read.
+/// The errors of [`open`]; the file cannot be read.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let mut bytes = vec![];
     open(path)?.read_to_end(&mut bytes)?;
@@ -32,7 +32,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
 /// The text of a plain file.
 ///
 /// # Errors
-/// As [`read`]; it is not UTF-8.
+/// The errors of [`read`]; the contents are not UTF-8.
 pub fn text(path: &Path) -> Result<String> {
     let mut text = String::new();
     open(path)?.read_to_string(&mut text)?;

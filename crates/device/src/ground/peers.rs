@@ -18,7 +18,7 @@ pub struct PeerPlace {
     pub patience: Duration,
 }
 
-/// Numbers of exchanges of a membership.
+/// Progress of a membership: numbers of exchanges, each counted from the first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PeerProgress {
     /// Exchanges that were submitted; joining the group is the first.

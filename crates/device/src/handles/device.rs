@@ -77,7 +77,7 @@ impl Drop for DeviceBackend {
                     }
                 }
             }
-            // Before the memory is freed, which the device may still use.
+            // Waits for all work, because the device may still use memory that is freed next.
             DeviceBackend::Cuda { cuda_streams, copies } => {
                 cuda_streams.iter().chain([&*copies]).for_each(|cuda_stream| cuda_stream.drain())
             }

@@ -21,7 +21,7 @@ impl Event {
         done
     }
 
-    /// Blocks the calling thread until it has been reached. Counted as one synchronisation.
+    /// Blocks the calling thread until the event is reached. Counted as one synchronisation.
     ///
     /// # Errors
     /// [`crate::Error::KernelPanicked`] if a kernel before it panicked;

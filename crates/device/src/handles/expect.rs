@@ -79,7 +79,7 @@ impl<'a> Expect<'a> {
         Expect { device: Some(device), ..Expect::default() }
     }
 
-    /// Requires a tensor of this stream, and so on its device.
+    /// Requires a tensor of this stream, and therefore of the stream's device.
     pub fn stream(stream: &'a Stream) -> Self {
         Expect { device: Some(stream.device()), stream: Some(stream), ..Expect::default() }
     }

@@ -64,23 +64,24 @@ impl<'a> Launches<'a> {
     }
 }
 
-/// A launch that is planned: its program, without tensors.
+/// A planned launch: a program, and the stream on which it will be launched, without tensors.
 #[derive(Debug)]
 pub struct PlannedLaunch<'a> {
-    /// Its stream, of a CUDA device.
+    /// The stream of the launch, on a CUDA device.
     pub stream: &'a Stream,
-    /// Its operation.
+    /// Operation, for errors and observers.
     pub operation: &'static str,
-    /// Its program.
+    /// The program of the launch.
     pub program: Program,
-    /// Number of its arguments.
+    /// Number of arguments of the launch.
     pub arguments: usize,
 }
 
 impl Launches<'_> {
     /// Builds the graphs that these launches, added in this order, will need on CUDA devices. Does
     /// not wait for a device; building a graph counts as an allocation. Ignores devices whose
-    /// launches form no graph: CPU devices, and devices with a program that takes whole arguments.
+    /// launches form no graph: CPU devices, and devices with a program whose calls do not state the
+    /// [pieces](crate::Piece) of the arguments that they use.
     ///
     /// # Errors
     /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;
@@ -146,7 +147,7 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
         StreamWork::Cuda(task) => Some(*task),
         _ => None,
     });
-    // A graph can use memory that the pool keeps for reuse.
+    // If the driver lacks memory for the graph, the pool returns the memory kept for reuse.
     let reclaim = || {
         if let Some((tensor, _)) = all.first() {
             tensor.stream().device().trim();

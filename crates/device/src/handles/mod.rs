@@ -56,7 +56,8 @@ pub struct Device(Arc<DeviceHandle>);
 struct DeviceHandle {
     shared: Arc<DeviceShared>,
     backend: DeviceBackend,
-    /// Held by pieces of temporary memory, too: a piece outlives the device if a kernel ends last.
+    /// Shared with the pieces of temporary memory, because a piece outlives the device handle if
+    /// its kernel ends last.
     pool: Arc<Pool<Stream>>,
     /// The device's process in a trace, if it is traced.
     trace: Option<Arc<Process>>,
@@ -90,7 +91,7 @@ pub struct Stream(Arc<StreamHandle>);
 struct StreamHandle {
     state: Arc<StreamState>,
     device: Device,
-    /// Its free list in the pool.
+    /// Index of its free lists in the pool.
     slot: usize,
 }
 

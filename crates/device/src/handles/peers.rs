@@ -98,15 +98,16 @@ fn cuda_queue(stream: &Stream) -> Result<&crate::execution::cuda::CudaQueue> {
 
 impl Launch<'_> {
     /// Enqueues an exchange with other devices instead of a kernel. Argument `i` is sent to rank
-    /// `ranks[i]` if it is read, and received from that rank if it is written; all at once.
-    /// Messages from one rank to another are matched in order, and must have the same sizes on
-    /// both. Does not wait for the device, nor for other ranks. If NCCL refuses the exchange, the
-    /// device completes nothing until [`abort`](Peers::abort) gives the reason, or for the patience
-    /// of the membership; then the device fails.
+    /// `ranks[i]` if it is read, and received from that rank if it is written; all messages are
+    /// exchanged at once. Messages from one rank to another are matched in order, and must have the
+    /// same sizes on both ranks. Does not wait for the device, nor for other ranks.
+    ///
+    /// If NCCL refuses the exchange, the device completes no further work. It fails when
+    /// [`abort`](Peers::abort) gives the reason, or when [`PeerPlace::patience`] has elapsed.
     ///
     /// # Errors
     /// The errors of [`run`](Launch::run); [`Error::Mismatch`] if the number of ranks is not the
-    /// number of arguments, or for peers of another device.
+    /// number of arguments, or if `peers` belong to another device.
     pub fn exchange(self, peers: &Peers, ranks: Vec<usize>) -> Result<()> {
         let stream = self.stream.state();
         let operation = self.operation;

@@ -9,11 +9,11 @@ use crate::ground::sync::Arc;
 use crate::ground::{Error, Owner, Property, Result};
 use crate::memory::{MemoryRequest, PooledBlock, StreamHome};
 
-/// Temporary memory on a processor for the kernels of a stream. A kernel has it while it runs; its
-/// contents are lost afterwards. Streams share the memory: a device has one piece for each kernel
-/// that can run at once, at most one for each worker, however many streams there are. A worker uses
-/// its piece for one kernel after the other, so that its caches hold it. A handle: clones are the
-/// same memory. The memory is given back with the last handle of any stream.
+/// Temporary memory on a processor for the kernels of a stream. A kernel has the memory while it
+/// runs; the contents are lost afterwards. Streams share the memory: a device has one piece for
+/// each kernel that can run at once, at most one for each worker, however many streams there are. A
+/// worker uses its piece for one kernel after the other, so that the piece stays in its caches. A
+/// handle: clones are the same memory. The memory is given back with the last handle of any stream.
 ///
 /// ```
 /// # use meristem_device::*;

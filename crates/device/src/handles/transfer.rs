@@ -61,7 +61,7 @@ pub(crate) fn zero(tensor: &Tensor, site: CallSite) -> Result<()> {
 /// Fills a new tensor with [`POISON`], in stream order.
 ///
 /// # Errors
-/// [`Error::Race`] if something may still use the memory.
+/// [`Error::Race`] if earlier work may still use the memory.
 pub(crate) fn poison(tensor: &Tensor, operation: &'static str, site: CallSite) -> Result<()> {
     let poison = Transfer::Fill(Fill::Word(POISON));
     match Launch::new(tensor.stream(), operation, None, site).write(tensor).transfer(poison) {

@@ -63,7 +63,8 @@ pub(crate) trait DeviceObserver: Send + Sync {
     /// The bytes of an owner have changed to `_bytes`.
     fn memory_changed(&self, _owner: Owner, _bytes: usize) {}
 
-    /// A stream has reached a wait; if it was parked, not for the first time. On its worker.
+    /// A stream has reached a wait. Called again for the same wait when a parked stream continues.
+    /// On the stream's worker.
     fn wait_begins(&self, _stream: &Observed) {}
 
     /// The wait at `_at` is over: `_producer` is done. On the stream's worker.

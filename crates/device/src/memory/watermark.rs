@@ -1,8 +1,7 @@
 //! Peak memory in use during a call (V3).
 //!
-//! A measured call sets a watermark, which every allocation raises. There may be several at once,
-//! of nested and of concurrent calls; each is raised by all allocations, as all are on the same
-//! device.
+//! A measured call sets a watermark, which every allocation on the device raises. Nested and
+//! concurrent calls have several watermarks at once; an allocation raises all of them.
 
 use crate::ground::Owner;
 

@@ -42,7 +42,7 @@ fn device(threads: usize, memory_limit: Option<usize>) -> Device {
     .unwrap()
 }
 
-/// u32 of one block of the smallest class (64 bytes).
+/// A tensor of four u32, whose block is of the smallest class (64 bytes).
 fn tensor(stream: &Stream) -> Tensor {
     Tensor::empty(stream, [4], DType::U32, Owner::Other).unwrap()
 }

@@ -179,7 +179,6 @@ impl<'a> OnnxBuilder<'a> {
         })
     }
 
-    /// The input as normalised f32 `[N, C, H, W]`.
     /// Name of the model's input.
     fn input_name(&self) -> &'static str {
         if self.network.sample.len() == 3 { "images" } else { "inputs" }

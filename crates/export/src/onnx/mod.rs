@@ -82,7 +82,7 @@ pub enum OnnxError {
         /// Element type and shape, or `nothing`.
         got: String,
     },
-    /// Another number of alphas or channels than the network has.
+    /// A number of alphas, channels or outputs that differs from the network's.
     #[error("cannot export: expected {expected} {what}, got {got}")]
     Count {
         /// Kind of value.

@@ -5,7 +5,8 @@ use prost::Message;
 
 /// Element type of text in a tensor.
 pub(super) const DT_STRING: i32 = 7;
-/// Status of a session's start: readers drop later steps that they have read before.
+/// Status of an event that starts a session: a reader then drops the later steps that it has read
+/// before.
 pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]

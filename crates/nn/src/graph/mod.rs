@@ -175,7 +175,7 @@ pub struct ParamSpec {
     pub init: Init,
     /// The group that clips and updates it.
     pub group: GroupId,
-    /// Its optimiser among [`GroupSpec::optimisers`]; 0 is the group's.
+    /// Index of its optimiser in [`GroupSpec::optimisers`]; 0 is the group's own.
     pub variant: usize,
 }
 
@@ -199,9 +199,11 @@ pub struct BufferSpec {
 pub struct GroupSpec {
     /// `host`, or the slot's name.
     pub name: String,
-    /// Optimiser of its parameters; its numbers are no part of a plan.
+    /// Optimiser of its parameters. Plans depend on its kind, and not on its numbers, such as the
+    /// learning rate.
     pub optimiser: Optimiser,
-    /// Optimisers of the same kind with other numbers, each for some of the parameters.
+    /// Optimisers of the same kind with other numbers, each for the parameters whose
+    /// [`ParamSpec::variant`] names it.
     pub variants: Vec<Optimiser>,
 }
 

@@ -45,7 +45,7 @@ pub enum OptimiserKind {
 
 impl OptimiserKind {
     /// Numbers of optimiser state per parameter: 1 for a momentum or an average, 2 for Adam's
-    /// averages. (Muon has the second only for parameters of AdamW, but memory for all.)
+    /// averages. Muon uses the second only for parameters of AdamW, but has memory for it for all.
     pub fn moments(self) -> usize {
         match self {
             OptimiserKind::Sgd | OptimiserKind::Nesterov | OptimiserKind::Lion => 1,

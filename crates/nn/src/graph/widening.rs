@@ -57,10 +57,11 @@ impl TensorOrigin {
         self.values(old, new, |_, column| column)
     }
 
-    /// State of an optimiser in the wider network; 0 for new elements. An average of gradients
-    /// scales as the weights do, so that the function moves on as it did. An average of squared
-    /// gradients is what the wider network would have measured: the gradient of a copy's incoming
-    /// weights is its share of the original's, that of its outgoing weights is the original's.
+    /// State of an optimiser in the wider network; 0 for new elements. An average of gradients is
+    /// scaled like the weights, so that the next steps change the function as before. An average of
+    /// squared gradients becomes the value that the wider network would have measured: the gradient
+    /// of a copy's incoming weights is the original's gradient times the copy's share, and the
+    /// gradient of its outgoing weights equals the original's.
     pub(crate) fn moments(&self, old: &[f32], len: usize, squared: bool) -> Vec<f32> {
         let factor = |row: f32, column: f32| if squared { row * row } else { column };
         self.values(old, vec![0.0; len], factor)
@@ -113,7 +114,8 @@ impl TensorOrigin {
         (0..features.len()).filter(|at| features[*at].origin.is_none())
     }
 
-    /// `factor` is of the shares of row and column.
+    /// The elements of the wider tensor. `factor` returns the factor of an old element from the
+    /// shares of its row and its column.
     fn values(&self, old: &[f32], mut new: Vec<f32>, factor: impl Fn(f32, f32) -> f32) -> Vec<f32> {
         let kernel = new.len() / (self.rows.len() * self.columns.len()).max(1);
         // Every feature of the narrower network is still there.

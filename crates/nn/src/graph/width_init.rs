@@ -21,9 +21,9 @@ pub enum WidthInit {
     /// Incoming weights 0, outgoing weights with which the incoming weights get the largest
     /// gradient (Evci, van Merriënboer, Unterthiner, Pedregosa, Vladymyrov, "GradMax", 2022).
     Gradmax,
-    /// Features that lower the loss most beside the best change of the layer that reads them, with
-    /// an amplitude by line search (Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny
-    /// Networks", 2024). Changes the function.
+    /// Features that lower the loss most in addition to the best change of the layer that reads
+    /// them, with an amplitude by line search (Verbockhaven, Rudkiewicz, Chevallier, Charpiat,
+    /// "Growing Tiny Networks", 2024). Changes the function.
     Tiny,
 }
 

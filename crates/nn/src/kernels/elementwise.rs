@@ -64,7 +64,7 @@ impl UnaryFunction {
     /// of every other function is a function of its value.
     pub const fn saves_input(self) -> bool {
         match self {
-            // They are not monotonic: two x have the same value.
+            // These functions are not monotonic: two different x have the same value.
             UnaryFunction::Gelu
             | UnaryFunction::GeluTanh
             | UnaryFunction::Silu

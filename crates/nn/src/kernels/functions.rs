@@ -60,8 +60,8 @@ pub(crate) fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + math::exp(-(x * (INNER + CUBIC * (x * x)))))
 }
 
-/// Derivative of [`gelu_tanh`]: `σ(z) + x·σ'(z)·z'`, z the sigmoid's argument. Beyond ±10, where it
-/// is 1 or 0, x counts as ±10: z' overflows.
+/// Derivative of [`gelu_tanh`]: `σ(z) + x·σ'(z)·z'`, z the sigmoid's argument. x is clamped to ±10,
+/// because z' overflows for large x; the derivative is 1 or 0 there.
 #[inline(always)]
 pub(crate) fn gelu_tanh_slope(x: f32) -> f32 {
     let x = if x > 10.0 { 10.0 } else { x };

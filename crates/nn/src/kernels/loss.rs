@@ -135,8 +135,8 @@ const TOGETHER: usize = 16;
 fn exponentials(logits: &[f32], max: f32, out: &mut [f32]) -> f64 {
     let (mut sum, mut out) = (0f64, out.chunks_mut(TOGETHER));
     for logits in logits.chunks(TOGETHER) {
-        // The length of this array is known when it is compiled, so its loop vectorises; that of
-        // a few classes is not.
+        // The compiler knows the length of this array, so it vectorises the loop; it does not know
+        // the number of classes.
         let mut e = [0f32; TOGETHER];
         for (e, &z) in e.iter_mut().zip(logits) {
             *e = z - max;

@@ -195,8 +195,8 @@ impl WeightProduct {
         }
     }
 
-    /// `c` `[rows][outputs]` becomes `a` `[rows][inputs]` times the weights plus a bias; or,
-    /// without one, the product is added to it.
+    /// With a bias, sets `c` `[rows][outputs]` to `a` `[rows][inputs]` times the weights plus the
+    /// bias. Without a bias, adds the product to `c`.
     fn run(
         &self,
         isa: Isa,

@@ -45,9 +45,10 @@ macro_rules! isa_kernels {
     )*};
 }
 
-/// The body once for each `$i < $n`, a constant of at most 8, as straight code: a long loop is not
-/// unrolled by the compiler, which then keeps the accumulators in memory. The body is read as often
-/// as `$n` may be large, squared in two dimensions; hence no more than 8.
+/// Repeats the body once for each `$i < $n`, where `$n` is a constant of at most 8. The compiler
+/// does not unroll a long loop, and then keeps the accumulators in memory. The macro expands the
+/// body 8 times whatever `$n` is, 64 times in two dimensions; a larger limit would cost compile
+/// time.
 macro_rules! unroll {
     ($n:ident, $i:ident, $body:block) => {
         $crate::kernels::macros::unroll!(@ $n $i $body 8: 0 1 2 3 4 5 6 7)

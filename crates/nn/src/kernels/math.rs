@@ -88,8 +88,9 @@ pub(crate) struct Normal {
 ///
 /// `Φ(−a) = e^(−a²/2)·t·p(t − ½)` with `t = 1/(1 + 0.35·a)` for a ≥ 0, and `Φ(a) = 1 − Φ(−a)`.
 /// So the tail keeps its relative precision, which `½·(1 + erf)` loses. The fit is within 2⁻²⁴·⁹
-/// for a ≤ 13.3; the tail beyond is below the normal numbers. `p` and its evaluation are good to
-/// 5.4·2⁻²⁴, the exponential to 4·2⁻²⁴ and its rounded argument's `x²/2·2⁻²⁴`.
+/// for a ≤ 13.3; the tail beyond is below the normal numbers. The relative error of `p` with its
+/// evaluation is at most 5.4·2⁻²⁴. The exponential adds at most 4·2⁻²⁴, and the rounding of its
+/// argument at most `x²/2·2⁻²⁴`.
 #[inline(always)]
 pub(crate) fn normal(x: f32) -> Normal {
     let a = x.abs();

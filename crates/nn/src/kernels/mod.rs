@@ -9,7 +9,7 @@
 //! - linear weights: `[in][pad16(out)]`
 //!
 //! Padding lanes of weights must be zero. Kernels leave padding lanes of gradients as they are, so
-//! lanes that start as zeros stay zeros under SGD with momentum and decay.
+//! lanes that start as zeros stay zeros under every optimiser.
 //!
 //! # Conventions
 //! - Every kernel takes an [`Isa`] first and behaves the same for each, up to rounding. A result

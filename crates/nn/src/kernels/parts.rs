@@ -60,8 +60,8 @@ fn in_equal_parts(len: usize, parts: usize) -> usize {
     len.div_ceil(1 << parts.clamp(1, MOST).ilog2()).max(1)
 }
 
-/// Scratch: the caller's, for a kernel in one part, and the length that one of several parts takes
-/// from its thread's memory.
+/// Scratch of a kernel in parts: `own` is the caller's, for a kernel in one part; `of_part` is the
+/// length that each of several parts takes from its thread's memory.
 #[derive(Debug)]
 pub(crate) struct PartScratch<'a> {
     pub(crate) own: &'a mut [f32],

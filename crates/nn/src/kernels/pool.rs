@@ -89,7 +89,8 @@ impl PoolShape {
         self.window.padding[0] > 0 || self.window.padding[1] > 0
     }
 
-    /// For each row of windows, the first input element of the first, and its first output element.
+    /// For each row of windows, the first input element of its first window, and its first output
+    /// element.
     fn rows(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
         let (of, BatchShape { batch, h, w, c }) = (*self, self.output());
         let stride = of.window.stride[0];
@@ -373,8 +374,8 @@ isa_kernels! {
     }
 }
 
-/// Sends each gradient of a window that is padded or large to its position: with many positions,
-/// one element is written in less time than all.
+/// Adds each output's gradient at the position of the maximum, for windows that are padded or
+/// large: with many positions, writing one element takes less time than writing all of them.
 #[inline(always)]
 fn scatter<P: Position>(shape: &PoolShape, dy: &[f32], argmax: &[P], dx: GradOut<'_>) {
     shape.check();

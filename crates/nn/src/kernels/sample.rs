@@ -33,7 +33,7 @@ pub struct Sampler {
 pub struct SampleStep {
     /// Step of the key, counted over all rounds.
     pub step: u64,
-    /// Env of the first row; rows are of neighbours.
+    /// Env of the first row; the next rows belong to the next envs.
     pub first_env: u32,
     /// Factor of V.
     pub value_scale: f32,
@@ -82,7 +82,7 @@ pub struct Sampled<'a> {
     pub legal: &'a mut [u8],
     /// Log-probabilities of the choices, `[N][K]`.
     pub log_probs: &'a mut [f32],
-    /// Over ln n for n legal choices, `[N][K]`: in [0, 1], 0 where there was one.
+    /// Entropies divided by ln n, for n legal choices, `[N][K]`: in [0, 1], and 0 for one choice.
     pub entropies: &'a mut [f32],
     /// V times the factor, `[N]`.
     pub values: &'a mut [f32],
@@ -223,7 +223,7 @@ impl<'a> Distribution<'a> {
         if self.floored.n < 2 { 0.0 } else { self.probability(choice).ln() }
     }
 
-    /// Over ln n.
+    /// Entropy divided by ln n, for n legal choices; 0 for fewer than two.
     fn entropy(&self) -> f32 {
         if self.floored.n < 2 {
             return 0.0;

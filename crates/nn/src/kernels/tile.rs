@@ -430,7 +430,8 @@ mod x86 {
             (Level::Avx2, ..) => YMM_X2,
             (Level::Avx512, FactorLayout::Lanes, ..=8) => EVEX_LANES,
             (Level::Avx512, FactorLayout::Lanes, _) => ZMM_LANES,
-            // Three input channels times three columns leave a rest of four, but not of three.
+            // Unrolled by three: three input channels times three columns are a multiple of three,
+            // and not of four.
             (Level::Avx512, _, ..=8) if run.is_multiple_of(3) && !run.is_multiple_of(4) => {
                 EVEX_X1_THIRDS
             }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::ops::PlanTarget;
 
-/// Whether the launches of a network become parts of graphs.
+/// Whether the launches of a network become parts of CUDA graphs.
 fn has_graphs(network: &Network) -> bool {
     PlanTarget::for_device(network.stream.device()) == PlanTarget::Cuda
 }
@@ -77,8 +77,8 @@ impl<'a> NetworkFleet<'a> {
     }
 
     /// Prepares a training step of the first networks, network i over `sizes[i]` samples: compiles
-    /// plans, allocates memory, and builds the graphs of the backend, where they do not exist. Does
-    /// nothing on the CPU, where a network with a graph is ready.
+    /// plans, allocates memory, and builds CUDA graphs, where they do not exist. Does nothing on
+    /// the CPU.
     ///
     /// # Errors
     /// [`Error::Argument`] for more sizes than networks; as [`Network::prepare_training`] and

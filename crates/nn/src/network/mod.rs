@@ -336,8 +336,8 @@ impl Network {
     }
 }
 
-/// Compiles the plans of the largest batch; returns the arena they need. A batch that only training
-/// refuses is left to the training step.
+/// Compiles the plans of the largest batch; returns the arena that they need. A batch size that
+/// only training refuses is no error here; the training step returns it.
 fn largest_arena(
     topology: &PlannedGraph,
     options: &NetworkOptions,

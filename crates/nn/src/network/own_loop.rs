@@ -137,7 +137,7 @@ impl Network {
         let LoopState { pass, gradient, sums } = &self.own_loop;
         let plan = match (gradient, pass) {
             (Some(plan), _) => Arc::clone(plan),
-            // The gradient takes the place of the activations.
+            // Uses the arena of the forward pass: the gradient overwrites the activations.
             (None, Some(pass)) if !sums.is_empty() => Arc::clone(&pass.plan),
             _ => return Err(missing("update", "a gradient, from `backward`")),
         };

@@ -36,10 +36,10 @@ impl Network {
     }
 
     /// One step of training: forward with row 0 of the alphas, mean [`Loss`](crate::Loss),
-    /// backward, clipping and SGD per group, metrics. `inputs` is f32 (N, C, H, W), channels last;
-    /// `targets` is u32 `[N]` or f32 `[N, outputs]`, as the loss says; both on this network's
-    /// stream. Any N up to `batch_max`: the first batch of a new size compiles a plan, all others
-    /// only launch. Waits for nothing.
+    /// backward, clipping and the optimiser's step per group, metrics. `inputs` is f32 (N, C, H,
+    /// W), channels last; `targets` is u32 `[N]` or f32 `[N, outputs]`, as the loss says; both on
+    /// this network's stream. Any N up to `batch_max`: the first batch of a new size compiles a
+    /// plan, all others only launch. Waits for nothing.
     ///
     /// # Errors
     /// [`meristem_device::Error::Mismatch`] for a tensor of another form or stream;
@@ -50,13 +50,14 @@ impl Network {
         self.launch_batch(pass, (&[inputs], Some(targets)))
     }
 
-    /// A training step over this batch, which the network is then ready for.
+    /// The launch of a training step over this batch. Checks the batch, and compiles the plan and
+    /// enlarges the arena if necessary.
     pub(super) fn training(&mut self, (inputs, targets): LabelledBatch<'_>) -> Result<BatchLaunch> {
         let batch = self.check_batch("train_step", inputs, targets)?;
         self.training_of(batch)
     }
 
-    /// A training step over `batch` samples.
+    /// The launch of a training step over `batch` samples, as [`Network::training`].
     pub(super) fn training_of(&mut self, batch: usize) -> Result<BatchLaunch> {
         let plan = self.plan(batch, PlanMode::Train)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Update);
@@ -98,7 +99,8 @@ impl Network {
         self.launch_batch(pass, (&[inputs], Some(targets)))
     }
 
-    /// An evaluation of this batch with these rows, which the network is then ready for.
+    /// The launch of an evaluation of this batch with these rows of the alphas. Checks the batch,
+    /// and compiles the plan and enlarges the arena if necessary.
     pub(super) fn evaluation(
         &mut self,
         (inputs, targets): LabelledBatch<'_>,
@@ -108,7 +110,7 @@ impl Network {
         self.evaluation_of(batch, configs)
     }
 
-    /// An evaluation of `batch` samples.
+    /// The launch of an evaluation of `batch` samples, as [`Network::evaluation`].
     pub(super) fn evaluation_of(
         &mut self,
         batch: usize,
@@ -166,7 +168,8 @@ impl Network {
         Ok(logits)
     }
 
-    /// An inference of this batch with this row, which the network is then ready for.
+    /// The launch of an inference of this batch with this row of the alphas. Checks the batch, and
+    /// compiles the plan and enlarges the arena if necessary.
     pub(super) fn inference(&mut self, inputs: &Tensor, config: usize) -> Result<BatchLaunch> {
         let batch = self.check_inputs("infer", inputs)?;
         self.check_config("infer", config)?;
@@ -226,7 +229,7 @@ impl Network {
         LaunchTensors { hyperparameters: Some(numbers), ..tensors }
     }
 
-    /// A pass before there is a batch.
+    /// The pass as a planned launch, without the tensors of a batch.
     pub(super) fn ahead(&self, pass: BatchLaunch) -> PlannedLaunch<'_> {
         let (program, arguments) = pass.run.ahead(&self.pass_tensors(&pass, (&[], None)));
         let operation = pass.operation;

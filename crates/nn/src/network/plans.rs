@@ -7,8 +7,8 @@ use crate::error::Result;
 use crate::graph::Graph;
 use crate::plan::{AlphaPattern, Plan, PlanOptions};
 
-/// Most topologies that are kept; the first to go is the one used longest ago among the topologies
-/// of no network.
+/// Largest number of topologies that are kept. Beyond it the least recently used topology is
+/// dropped, among the topologies that no network has.
 const TOPOLOGIES_MAX: usize = 64;
 /// Plans kept per topology: batch sizes are few (the full one and a remainder per split).
 const PLANS_MAX: usize = 24;
@@ -45,7 +45,7 @@ impl Plans {
     }
 }
 
-/// The first graph of a topology, with the plans of all of them.
+/// The first graph of a topology, with the plans of all graphs of this topology.
 #[derive(Debug)]
 pub(super) struct PlannedGraph {
     graph: Arc<Graph>,
@@ -118,7 +118,7 @@ impl<K: PartialEq> Recent<K> {
     }
 }
 
-/// A panic while a plan was compiled leaves a list without it.
+/// Locks a list of plans. A panic while a plan was compiled leaves the list without this plan.
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,8 +26,8 @@ use crate::plan::{Phase, Plan, PlanMode, PlanOptions, PlanStep};
 use crate::precision::Precision;
 use crate::state::StateDict;
 
-/// Plans kept: a step and whole sequences, each for a few numbers of rows, the latter in two
-/// passes.
+/// Largest number of plans that are kept. There are plans for a single step and for whole
+/// sequences, each for a few numbers of rows; whole sequences have a plan for each of two passes.
 const PLANS_MAX: usize = 12;
 
 /// Options of a sequence network, without its graph.
@@ -61,7 +61,8 @@ pub struct SequenceDraw<'a> {
     /// Choices, u32 `[rows, heads]`; masks, u8 `[rows, logits]`; log-probabilities and entropies,
     /// f32 `[rows, heads]`; values, f32 `[rows]`.
     pub to: [&'a Tensor; 5],
-    /// Copies of the inputs that have rows, in the graph's order.
+    /// Copies of the inputs that have one row for each step of each sequence (all except states),
+    /// in the graph's order.
     pub seen: &'a [&'a Tensor],
 }
 

@@ -80,13 +80,14 @@ impl Network {
         self.averages().next().is_some()
     }
 
-    /// An observation of this batch, which the network is then ready for.
+    /// The launch of an observation of this batch. Checks the batch, and compiles the plan and
+    /// enlarges the arena if necessary.
     pub(super) fn observation(&mut self, inputs: &Tensor) -> Result<BatchLaunch> {
         let batch = self.check_inputs("observe", inputs)?;
         self.observation_of(batch)
     }
 
-    /// An observation of `batch` samples.
+    /// The launch of an observation of `batch` samples.
     pub(super) fn observation_of(&mut self, batch: usize) -> Result<BatchLaunch> {
         let plan = self.plan(batch, PlanMode::Train)?;
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Forward);

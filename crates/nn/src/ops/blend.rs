@@ -1,4 +1,4 @@
-//! Steps where a module meets its host.
+//! Steps that combine the outputs of a module and its host.
 
 use super::operand::{Signature, StepOperands, f32s};
 use crate::kernels::blend::{self, BlendGrads, BlendInputs, BlendMode, TanhMixGrads};

@@ -116,8 +116,9 @@ pub struct ChainSizes {
 }
 
 impl ChainSizes {
-    /// Samples of the blocks that there are: whole ones, and the last ones of a part and of the
-    /// last part. A smaller block may need more scratch: its products are in other parts.
+    /// Numbers of samples that blocks can have: of a whole block and the last block, in a whole
+    /// part and in the last part. A smaller block may need more scratch, because its products are
+    /// divided into other parts.
     fn blocks(&self) -> [usize; 4] {
         let last = self.batch - (self.batch.div_ceil(self.part) - 1) * self.part;
         let [whole, rest] = [self.block.min(self.part), self.part % self.block];
@@ -132,12 +133,12 @@ impl ChainOperand {
         if self.by_sample { self.len / batch } else { self.len }
     }
 
-    /// These samples of it.
+    /// The elements of `samples`, to be read.
     fn slice<'a>(&self, batch: usize, samples: &Range<usize>, bytes: &'a [u8]) -> Slice<'a> {
         Slice::new(self.dtype, &bytes[self.bytes(batch, samples)])
     }
 
-    /// These samples of it, to be written.
+    /// The elements of `samples`, to be written.
     fn slice_mut<'a>(
         &self,
         batch: usize,

@@ -16,7 +16,7 @@
 //!     last block: mean, variance                    last block: dw, dγ, dβ, coefficients
 //! ```
 //! The gradient of a norm has coefficients `[3][C]` (scale, offset, slope), which follow from two
-//! sums over the batch. The step that computes the gradient of the ReLU's output leaves them.
+//! sums over the batch. The step that computes the gradient of the ReLU's output writes them.
 //!
 //! The last block is found by tickets: each block takes one when its sums are in memory, and the
 //! block with the last ticket adds up the sums of all blocks, in a fixed order. Tickets are in the

@@ -69,8 +69,8 @@ pub enum LossOp {
         /// Capacity of the ring.
         log: usize,
     },
-    /// Reads as [`LossOp::Train`]; adds loss, hits and samples to rows of the
-    /// scores (f64), and [`ScoreSums`] for a loss that has them. If row 0 is among them, it writes
+    /// Reads as [`LossOp::Train`]; adds loss, correct samples and samples to rows of the scores
+    /// (f64), and [`ScoreSums`] for a loss that has them. If row 0 is among the rows, it writes
     /// the losses of the samples; otherwise it reads the losses of row 0, and adds squares of
     /// differences to its rows. Its own losses go to the last operand, which no step reads.
     Evaluate {

@@ -86,8 +86,8 @@ impl LayerNorm {
 pub enum NormOp {
     /// Reads x; writes mean, biased variance, scratch.
     Statistics(BatchShape),
-    /// Reads mean, variance; updates running mean, running variance, and the batches counted. (As
-    /// an i64: an f32 stops counting at 2²⁴.)
+    /// Reads mean, variance; updates running mean, running variance, and the batches counted, which
+    /// are an i64 because an f32 stops counting at 2²⁴.
     UpdateRunning {
         /// Channels.
         channels: usize,

@@ -22,7 +22,7 @@ pub enum RowsOp {
     Embed(Lookup),
     /// Reads indices (u32), dy; adds to dtable, index by index in their order.
     EmbedGradient(Lookup),
-    /// Reads indices (u32); writes them.
+    /// Reads indices (u32); writes a copy of them.
     CopyIndices {
         /// Indices.
         len: usize,

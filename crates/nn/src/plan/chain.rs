@@ -17,7 +17,7 @@ use crate::ops::{OperandRole, PlanTarget, Spec};
 /// third-level cache.
 const BLOCK: usize = 1 << 20;
 
-/// Steps in a row, each of which goes sample by sample.
+/// Consecutive steps, each of which computes a sample independently of the other samples.
 #[derive(Default)]
 struct StepRow {
     steps: Vec<Draft>,
@@ -107,7 +107,7 @@ fn given(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
 /// Whether two values may have memory in common.
 fn meet(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
     let [of, other] = [a, b].map(|id| &values[id.index()]);
-    // A part is of a whole, not of another part.
+    // The whole of a part is never a part itself.
     let range = |value: &PlanValue| match value.home {
         ValueHome::Part { start, .. } => start..start + value.arena_len(),
         _ => 0..value.arena_len(),
@@ -121,8 +121,8 @@ fn meet(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
     }
 }
 
-/// Whether two values are the same elements: a parameter is another value each time that it is
-/// asked for.
+/// Whether two values are the same elements. Two ids may name the same parameter, because each
+/// request for a parameter makes a new value.
 fn is_same(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
     let [of, other] = [a, b].map(|id| &values[id.index()]);
     a == b || of.home != ValueHome::Arena && (of.home, of.len) == (other.home, other.len)

@@ -9,8 +9,9 @@ use crate::kernels::Isa;
 use crate::ops::StepOp;
 use crate::space::{Space, SpaceSpan};
 
-/// The parts of a plan, in order. A run takes one or several that follow each other. A plan of many
-/// rows of alphas has its scores between its values, and all of it is in the first.
+/// The parts of a plan, in order. A run executes one phase, or several consecutive ones. In a plan
+/// of many rows of alphas, steps that compute scores stand between steps that compute values; all
+/// of its steps belong to the first phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
     /// The graph's values; in training batch norm's running statistics move.

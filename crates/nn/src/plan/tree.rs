@@ -67,7 +67,8 @@ enum TreeVisit {
         /// Values it reads.
         inputs: Vec<(NodeId, usize)>,
     },
-    /// Adds loss and hits of a value, the logits, to the metrics of rows.
+    /// Adds the loss and the number of correct samples of a value, the logits, to the metrics of
+    /// rows.
     Score { logits: usize, rows: Vec<usize> },
 }
 
@@ -170,9 +171,8 @@ impl RowPath<'_> {
 
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
-    /// loss and metrics for each row. The plan reads the whole table; the loss of row k
-    /// goes to the k-th configuration after the first one of the run. The plan evaluates, for any
-    /// mode in `options`.
+    /// loss and metrics for each row. The plan reads the whole table; the loss of row k goes to the
+    /// k-th configuration after the first one of the run. The mode in `options` is ignored.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an

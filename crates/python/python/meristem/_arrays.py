@@ -37,8 +37,8 @@ def file_of(
 ) -> tuple[Path, bool]:
     """Writes samples and targets to a file whose name is a digest of its contents.
 
-    Equal arrays have one file, so that a run can be resumed by another process that makes the same
-    arrays, or none. Returns the file, and whether it is new.
+    Equal arrays have one file. So another process can resume a run, whether it makes the same arrays
+    or only has the file. Returns the file, and whether it is new.
     """
     if kind is not None and text("kind", kind, DataError) not in KINDS:
         raise refused("kind", kind, "vector, signal or image", DataError)
@@ -151,7 +151,7 @@ def placed(
 
 
 def stored(arrays: Named) -> tuple[Path, bool]:
-    """The file of these arrays, which is written unless it is there, and whether it was written."""
+    """The file of these arrays, and whether this call wrote it. An existing file is not written again."""
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     digest = blake2b(digest_size=16)
     for name, array in arrays.items():

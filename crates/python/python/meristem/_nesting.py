@@ -1,9 +1,9 @@
 """Lists of layers from values that depend on each other.
 
-A description of a host is a list in which layers follow each other. It reads other values in two
-ways: branches, which all begin with the value at their place, and joins with saved values. So the
-values between a value and the one on which all its paths meet (its immediate dominator) become the
-layers of branches, and a value that is in another branch already is saved there.
+A description of a host is a list in which each layer reads the value of the layer before it. Other
+values are read in two ways: all branches of a layer read the value before that layer, and joins read
+saved values. All paths to a value run through its immediate dominator. The values between the two
+become the layers of branches. A value that already is in another branch is saved there.
 """
 
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class Nesting:
 
     def __init__(self, values: list[Value]) -> None:
         self.at = {value: i for i, value in enumerate(values)}
-        #: The nearest value that is on every path to a value.
+        #: The immediate dominator of each value: the nearest earlier value on every path to it.
         self.dominator: dict[Value, Value] = {}
         #: All values that a value depends on, as bits of their positions.
         self.before = [0] * len(values)

@@ -132,7 +132,8 @@ def activation(make: Callable[[], Layer], settings: Mapping[str, Any]) -> Operat
     """A function of one element, which hosts have with the defaults of its settings."""
 
     def layer(call: Call) -> Layer:
-        # In place or not, a value is the same; uses of the value before are found in the logits.
+        # The result does not depend on `inplace`. If a later operation reads the overwritten input,
+        # the comparison of the logits finds it.
         call.only(**{name: value for name, value in settings.items() if name != "inplace"})
         return make()
 

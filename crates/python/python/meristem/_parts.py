@@ -27,7 +27,7 @@ from .runs import Run, resume, train
 ATTEMPTS = 4
 #: Set by mpirun for its processes, which are ranks of a run there. The processes of an executor are not.
 RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
-#: Settings of the whole sweep, which a fleet has its own of, or does not need.
+#: Settings of the whole sweep. A fleet has other values of them, or none.
 OF_THE_SWEEP = ("members", "envs", "env_numbers", "scheduler", "space", "sampler", "name", "export")
 #: Reason in the leaderboard for an end that each scheduler decides.
 REASONS = {"halving": "rung", "hyperband": "rung", "median": "median", "patience": "patience"}
@@ -282,7 +282,7 @@ class PartialSweep:
                 begin(fleet, 1)
         except Exception as error:
             failed = self._broken(error)
-        # What is done is kept, also after a failure.
+        # Results of completed tasks are kept, also after another task has failed.
         while tasks:
             done = next(as_completed(tasks))
             fleet, attempt = tasks.pop(done)

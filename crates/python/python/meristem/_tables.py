@@ -61,7 +61,7 @@ def columns_of(name: str, value: Any) -> Columns | None:
 
 
 def described(value: Any, array: "np.ndarray[Any, Any]") -> str:
-    """Type and shape of what came, for errors."""
+    """Type and shape of a given value, for errors."""
     if array.ndim == 0 and array.dtype.kind == "O":
         return f"a {type(value).__name__}"
     return f"{array.dtype} {list(array.shape)}"
@@ -149,7 +149,7 @@ def _of_objects(name: str, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, An
         got = f"{type(label).__name__} {label!r} at {place}{beside}"
         raise wrong(name, got, "all integers, or all text", "fill or convert it, or leave the sample out")
     if kinds and kinds[0] == "text":
-        # The value of a member of a class of texts, whose `str` may be its name.
+        # The value of an enumeration member that is a text; the `str` of such a member may be its name.
         return np.array([str.__str__(label) for label in array])
     return array
 

@@ -14,7 +14,7 @@ from .errors import DataError
 ARRAYS = {"classify": "labels", "multilabel": "labels", "regress": "targets"}
 
 
-#: Most classes that floats, all of them whole numbers, are taken for.
+#: Largest number of different whole numbers for which targets of floats count as classes.
 CLASSES_MAX = 100
 
 
@@ -30,10 +30,10 @@ class Targets:
 
 
 def targets_of(name: str, value: Any, task: str | None) -> Targets:
-    """Targets of a task; without a task, of the task that they fit.
+    """Targets of the task, or by default of the task that their values suggest.
 
-    Integers, text, and floats that are all whole are classes [N]; other floats are numbers. Of two
-    axes, bits are labels, and other floats are numbers.
+    With one axis, integers, text, and floats that are all whole are classes [N]; other floats are
+    numbers. With two axes, bits are labels, and other floats are numbers.
     """
     if task is not None and text("task", task, DataError) not in ARRAYS:
         raise refused("task", task, "classify, multilabel or regress", DataError)
@@ -88,7 +88,7 @@ def _of_array(name: str, array: "np.ndarray[Any, Any]", task: str | None) -> Tar
     if array.ndim == 2 and array.shape[1] == 1 and task is None:
         return targets_of(name, array[:, 0], task)
     if task is None:
-        # NaN is no bit.
+        # A NaN does not count as a bit.
         bits = bool(((array == 0) | (array == 1)).all())
         task = "multilabel" if bits else "regress"
         if bits and array.shape[1] > 1 and (array.sum(axis=1) == 1).all():

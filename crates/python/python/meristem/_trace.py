@@ -427,7 +427,7 @@ class Reader:
         if len(inputs) == 1:
             return inputs[0]
         key = tuple(inputs)
-        # A concatenation that continues another one, as in dense blocks, begins with it.
+        # If a shorter concatenation of the first inputs exists, as in dense blocks, it is reused.
         for count in range(len(key) - 1, 1, -1):
             start = self.concats.get(key[:count])
             if start is not None and not start.slots:

@@ -193,8 +193,8 @@ class Comm:
             density: Share of its elements that each rank sends.
             k: Number of elements that each rank sends, instead of ``density``.
             method: ``topk``: the largest elements of each rank, gathered by all ranks. ``gtopk``:
-                the largest elements of the sum, by a tree of merges. ``ok-topk``: the same by split
-                and reduce.
+                the largest elements of the sum, by a tree of merges. ``ok-topk``: the largest
+                elements of the sum, by split and reduce.
             residual: Whether unsent elements are added to the next tensor.
             momentum: Factor of momentum correction, which exchanges velocities instead of
                 gradients; ``None`` for no correction.
@@ -300,9 +300,9 @@ class TopK:
         self._sum.all_reduce(_lending(tensor))
 
     def all_gather(self, tensor: Tensor) -> Gathered:
-        """The largest elements of every rank's tensor, and where they are in it.
+        """The largest elements of every rank's tensor, and their indices in it.
 
-        Neither the residual nor ``method`` and ``mean`` have a part in it. Waits for all ranks.
+        Does not use the residual, ``method`` and ``mean``. Waits for all ranks.
 
         Raises:
             ArgumentError, RankError: As :meth:`all_reduce`. A tensor that cannot be gathered is

@@ -56,7 +56,7 @@ class Layer:
     layer: str
     #: Output features.
     features: int
-    #: Slots that become wider with it; WIDEN is illegal while one has a module.
+    #: Slots that become wider with the layer; WIDEN is illegal while one of them has a module.
     slots: list[str]
 
 

@@ -74,18 +74,20 @@ class Dataset:
             dataset: ``embedded``, ``fashion-mnist``, ``cifar10``, ``cifar100``, ``folder``,
                 ``csv``, ``arrays``, ``table``, ``mnist1d``, ``blobs``, ``spirals`` or ``friedman``,
                 as for ``--dataset`` on the command line; or training samples: [N, F], [N, C, L] with
-                ``kind="signal"``, [N, C, H, W], or a table with a row for each sample. Bytes b have the value b / 255.
+                ``kind="signal"``, [N, C, H, W], or a table with a row for each sample. A byte b
+                has the value b / 255.
             targets: Targets of the training samples. Classes [N]: integers from 0 on, or text, whose
                 classes are sorted. Several labels [N, K]: bits. Numbers [N] or [N, K]: floats. A
-                table may have the columns.
+                table with a column for each label or number is accepted, too.
             test: Samples and targets of the test split.
             classes: Names of the classes, by number; or of the K labels or numbers.
             kind: ``vector``, ``signal`` or ``image``. Arrays of three axes need it: signals, or grey
                 images [N, H, W].
-            channels_last: Whether images are [N, H, W, C]. Arrays that look so must say.
-            task: ``classify``, ``multilabel`` or ``regress``, where the targets leave it open: floats
-                that are all whole numbers are classes, unless it is ``regress``. So are whole numbers
-                of a ``table``.
+            channels_last: Whether images are [N, H, W, C]. Required if only the last axis is short enough
+                for channels.
+            task: ``classify``, ``multilabel`` or ``regress``; by default the targets decide. Floats that
+                are all whole numbers, and a target column of whole numbers of a ``table``, are
+                classes, unless the task is ``regress``.
             split: ``train`` or ``test``.
             root: The folder or file of the dataset, as for ``--data-root`` on the command line.
             skip_bad: Whether to leave out images that do not decode.

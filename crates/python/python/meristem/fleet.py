@@ -28,10 +28,10 @@ PROGRAM = "none: a fleet executes the actions given to `apply`; meristem.train t
 class Figures:
     """Results of the last step of an env. Control results are ``None`` without a control split."""
 
-    #: What the scores are: ``"accuracy"``, ``"f1"`` or ``"r2"``.
+    #: Kind of the scores: ``"accuracy"``, ``"f1"`` or ``"r2"``.
     score: str
     train_loss: float
-    #: NaN if there is none: with F1 if no label is present and none is predicted.
+    #: NaN if the score is undefined: F1 if no label is present and none is predicted.
     train_score: float
     control_loss: float | None
     control_score: float | None

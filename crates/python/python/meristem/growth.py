@@ -1,4 +1,4 @@
-"""What growth is worth: networks that grow beside networks that do not."""
+"""Comparisons of networks that grow with networks that do not."""
 
 from collections.abc import Callable, Sequence
 from os import PathLike
@@ -9,7 +9,7 @@ from ._arguments import function, optional, real, sequence, text
 from ._arguments import path as path_of
 from .errors import SettingError
 
-#: Largest number of seeds that the engine is asked for; it accepts fewer.
+#: Largest number of seeds that is passed to the engine, which has a lower limit of its own.
 SEEDS_MAX = 2**32
 
 
@@ -29,15 +29,16 @@ def growth_bench(
     done. Returns the contents of ``growth.json`` in ``folder``, which also gets ``growth.md``; see
     ``docs/growth-bench.md``.
 
-    ``suite`` is ``quick``, ``small`` or ``full``. ``tasks`` and ``methods`` restrict it; methods that others
-    need are added. ``seeds`` is the number of seeds of the table, ``tuning_seeds`` that of the seeds on which
-    learning rates are chosen. ``rates`` are the learning rates to choose from, in increasing order; with a
-    single one nothing is chosen. ``settings`` are those of :func:`train`,
-    for all runs, over the settings of the suite, such as ``optimizer="adamw"``, ``threads=1`` or
-    ``data_root`` for the suite ``full``. ``on_event`` receives the events of all runs.
+    ``suite`` is ``quick``, ``small`` or ``full``. ``tasks`` and ``methods`` restrict the suite; methods that
+    the given ones need are added. ``seeds`` is the number of seeds of the table, ``tuning_seeds`` the number
+    of seeds on which learning rates are chosen. ``rates`` are the learning rates to choose from, in
+    increasing order; with a single rate nothing is chosen. ``settings`` are those of :func:`train`, such as
+    ``optimizer="adamw"``, ``threads=1`` or ``data_root`` for the suite ``full``. They apply to all runs and
+    override the settings of the suite. ``on_event`` receives the events of all runs.
 
     Ctrl-C ends the bench at the next step boundary, with the results of complete runs, and then raises
-    ``KeyboardInterrupt``. The same call continues from there, also after a kill, with the same results.
+    ``KeyboardInterrupt``. The same call continues after the last complete run, also after a kill, with the
+    same results.
 
     Raises:
         SettingError: An unknown suite, task, method or setting, or a value that is invalid.

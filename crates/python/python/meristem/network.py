@@ -465,8 +465,11 @@ class Numpy:
 def logits(
     weights: "str | PathLike[str] | Weights", images: "npt.ArrayLike"
 ) -> "npt.NDArray[np.float64]":
-    """The outputs for normalised samples, by numpy, before :func:`predictions`: images (N, C, H, W), signals (N, C, L) or vectors
-    (N, F). Slow, for reference."""
+    """The outputs (N, K) of the network, computed by numpy in float64. Slow, for reference.
+
+    The samples are normalised images (N, C, H, W), signals (N, C, L) or vectors (N, F).
+    :func:`predictions` converts the outputs to probabilities or numbers.
+    """
     weights = read(weights)
     library, host, topology = Numpy(weights.tensors), host_of(weights), topology_of(weights)
     x = as_images(input_kind(weights), np.asarray(images, np.float64))
@@ -475,8 +478,8 @@ def logits(
 
 
 def predictions(weights: "str | PathLike[str] | Weights", outputs: Any) -> Any:
-    """What outputs (N, K) of a network mean: probabilities of the classes, the probability of each
-    label, or numbers in the units of the targets.
+    """Predictions from the outputs (N, K) of a network: probabilities of the classes, the probability
+    of each label, or numbers in the units of the targets.
 
     Raises:
         WeightsError: The outputs have another shape.

@@ -24,9 +24,10 @@ class Search(Searcher):
     """A searcher whose members are the trials of a study, in the order in which they begin.
 
     ``suggest`` maps a trial to the settings of its member, such as
-    ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name under which
-    the study keeps the trials, or ends in it. If the study has trials of this run, because it was resumed,
-    their members get the settings that they had.
+    ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name of the run,
+    which is stored with each trial, or the name of its folder, which ends with that name by default. If the
+    study already has trials of this run, because the run was resumed, their members get the same settings
+    again.
     """
 
     def __init__(self, study: optuna.Study, suggest: Callable[[Any], Mapping[str, Any]], run: str) -> None:
@@ -56,7 +57,8 @@ class Search(Searcher):
             return True
         self._scores[member] = score
         if isinstance(trial, FrozenTrial):
-            # It ended after the checkpoint from which the run was resumed, and ends there again.
+            # The trial ended after the checkpoint from which the run was resumed, and ends at the same step
+            # again.
             return trial.state != TrialState.PRUNED or steps < len(trial.intermediate_values)
         trial.report(score, steps)
         return not trial.should_prune()
@@ -93,13 +95,13 @@ def optimize(
     """Trains ``n_trials`` trials of a study as members of one fleet, and blocks until all are done.
 
     ``n_jobs`` trials are in training at a time. ``suggest`` maps a trial to the settings of its member. The
-    value of a trial is its last control score, so that the study maximises. After each step a trial reports
-    its score; one that the pruner ends gives its place to the next. A trial whose training fails has the
-    state ``FAIL``. Other settings are those of :func:`sweep`.
+    value of a trial is its last control score, so the study must maximise. After each step a trial reports
+    its score. When the pruner ends a trial, the next one begins in its place. A trial whose training fails
+    has the state ``FAIL``. Other settings are those of :func:`sweep`.
 
-    With ``resume``, a run that was stopped or killed goes on: its trials are those that the study has of it,
-    so the study needs a storage. The members so far have the same bits; trials that begin later depend on
-    the state of the study's sampler, which Optuna does not keep.
+    With ``resume``, a run that was stopped or killed goes on. Its trials are read from the study, so the
+    study needs a storage. The members of these trials have the same bits; trials that begin later depend on
+    the state of the study's sampler, which Optuna does not store.
 
     Raises:
         SettingError: The study does not maximise one value, or a setting is unusable.

@@ -51,11 +51,13 @@ class Run:
 
     @property
     def leaderboard(self) -> list[dict[str, Any]]:
-        """The members from the best to the worst control score, or training score without a control
-        split: ``member``, ``envs``, ``parameters``, and ``control``, ``train`` and ``test``, each with
-        ``mean``, the sample standard deviation ``std`` over the envs of the member, and ``ci95``, half the
-        width of the 95 % confidence interval of the mean; or ``None`` if there is no score. For one env
-        ``std`` and ``ci95`` are ``None``. Empty without members.
+        """The members from the best to the worst control score, or training score without a control split.
+
+        Each has ``number``, ``member`` (its settings), ``envs``, ``parameters``, ``steps``, ``ended``, and
+        the scores ``control``, ``train`` and ``test``. A score has ``mean``, the sample standard deviation
+        ``std`` over the envs of the member, and ``ci95``, half the width of the 95 % confidence interval of
+        the mean; it is ``None`` if it was not measured. For one env ``std`` and ``ci95`` are ``None``. Empty
+        without members.
         """
         return [dict(place) for place in self._read["leaderboard"]]
 
@@ -102,14 +104,17 @@ class Run:
         device: str = "cpu",
         threads: int = 0,
     ) -> dict[str, Any]:
-        """Evaluates the mean of the networks' predictions on the run's dataset, against the single networks.
+        """Evaluates the mean of the networks' predictions, and each network, on the run's dataset.
 
-        The mean is over probabilities for classes and labels, and over predictions for numbers. The networks are
-        those of the members that made all steps, or else all; of ``members``, given by number (in a run
-        without members, numbers of envs); or the ``top`` networks by control score. The result has ``ensemble``,
-        ``best``, the network with the best control score, ``mean_of_singles``, and ``envs``: each with
-        ``accuracy`` (``f1``, ``r2``), ``loss`` and ``calibration_error``, the expected calibration error, ``None``
-        for numbers; and ``left_out``, the envs that are not part of the ensemble.
+        The mean is over probabilities for classes and labels, and over predictions for numbers. By default
+        the networks are those of the members that made all steps, or all networks if no member did.
+        ``members`` chooses members by number; in a run without members, envs by number. ``top`` chooses the
+        networks with the best control scores.
+
+        The result has the figures of the mean (``ensemble``), of the network with the best control score
+        (``best``), of all networks (``envs``), and the means of those figures (``mean_of_singles``). Figures
+        are ``accuracy`` (or ``f1`` or ``r2``), ``loss`` and ``calibration_error``, the expected calibration
+        error, which is ``None`` for numbers. ``left_out`` has the envs that are not part of the ensemble.
 
         Raises:
             ArgumentError: An argument has a wrong type or range.

@@ -78,22 +78,24 @@ def sweep(
     ``leaderboard`` of the result ranks them by their control scores.
 
     ``space`` has a distribution for each setting, such as ``{"lr": {"log_uniform": [1e-3, 1]}}``, or is
-    the text of ``meristem train --space``; ``samples`` members are drawn from it. Without a space there are
-    ``members``. ``scheduler`` ends members early or lets them copy others, such as ``"halving:3"``; see
-    ``docs/sweeps.md``. Other settings are those of :func:`train`; by default there is no controller, and
-    a fifth of the training samples is the control split. ``places`` is the number of members in training
-    at a time; a member that ends gives its place to the next. ``search`` is a :class:`Searcher`, which chooses the
-    settings of each member when it begins, unless there is a space or ``members``, and may end members.
+    the text of ``meristem train --space``; ``samples`` members are drawn from it. Without a space,
+    ``members`` lists their settings. ``scheduler``, such as ``"halving:3"``, ends members early or lets them
+    copy others; see ``docs/sweeps.md``. Other settings are those of :func:`train`; by default there is no
+    controller, and a fifth of the training samples is the control split. ``places`` is the number of members
+    in training at a time; when a member ends, the next begins in its place. ``search`` is a
+    :class:`Searcher`, which may end members. Without a space and ``members`` it also chooses the settings of
+    each member when the member begins.
 
     Without ``executor`` the sweep is one run in this process. With any ``concurrent.futures.Executor``,
     for example a process pool, ``Client.get_executor()`` of Dask or ``mpi4py.futures``, it is several
-    fleets, each a task, with the leaderboard and the weights of the one run, bit for bit. The members are
-    dealt out to ``fleets`` fleets, by default as many as the executor has workers. With ``halving`` and
-    ``hyperband`` the fleets meet after each rung, with ``median`` and ``patience`` after each step;
-    ``pbt`` needs one run. A task whose worker is lost is given to the executor again, up to three
-    times. Files that settings name must be there for every worker, and a worker uses one thread,
-    unless ``threads`` is set. With ``folder`` the states of the fleets are kept there as soon as they arrive; the
-    same call with the same folder continues from them, also with another executor.
+    fleets, each trained by tasks of the executor. The leaderboard and the weights have the same bits as those
+    of one run. The members are dealt out to ``fleets`` fleets, by default as many as the executor has
+    workers. The scores of all fleets are compared after each rung with ``halving`` and ``hyperband``, and
+    after each step with ``median`` and ``patience``; ``pbt`` needs one run. A task whose worker is lost
+    is given to the executor again, up to three times. Every worker needs the files that settings name.
+    A worker uses one thread, unless ``threads`` is set. The states of the fleets are
+    written to ``folder``, if given, as soon as they arrive; the same call with the same folder continues from
+    these states, also with another executor.
 
     Raises:
         SettingError: A setting is unknown, or its value is invalid; with an executor settings without
@@ -138,10 +140,12 @@ def replay(
     on_event: Callable[[dict[str, Any]], object] | None = None,
     **settings: Any,
 ) -> Run:
-    """Trains a member of a sweep again, without the others: through all members that it is a copy of, to
-    the same bits. Its envs are the last of the new run; for a member that is no copy there are no others.
-    ``loss`` is that of the run, if it is a function. ``settings`` are those that results do not depend on,
-    such as ``run_dir``.
+    """Trains a member of a sweep again, without the other members, to the same bits.
+
+    If the member is a copy, the new run first trains the members that it is a copy of. The envs of the member
+    are the last ones of the new run; a member that is no copy has the only envs. ``loss`` is the loss of the
+    sweep, if it was a function. ``settings`` may only be those that results do not depend on, such as
+    ``run_dir``.
 
     Raises:
         ArgumentError: ``member`` is not an integer.

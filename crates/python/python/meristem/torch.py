@@ -47,14 +47,15 @@ class Network(nn.Module):
         """Creates a network with copies of the weights."""
         super().__init__()
         self.host, self.topology = network.host_of(weights), topology_of(weights)
-        #: Names of the classes; empty if the weights have none, as those of :func:`host_of`.
+        #: Names of the classes; empty if the weights have none, as after :func:`host_of`.
         self.classes: list[str] = weights.metadata.get("classes", [])
         #: Kind of the samples: ``image``, ``signal`` or ``vector``.
         self.kind = input_kind(weights)
         #: Mean and standard deviation per channel, for values in the file, or for bytes as 0..1;
-        #: ``None`` as for ``classes``.
+        #: ``None`` if the weights have none.
         self.pixels = normalization(weights) if "normalization" in weights.metadata else None
-        #: ``classify``, ``multilabel`` or ``regress``; and the scale of numbers.
+        #: Task: ``classify``, ``multilabel`` or ``regress``; and mean and standard deviation of the
+        #: targets, if the outputs are standardised numbers.
         self.task, self.scale = network.task_of(weights)
         # Owners of the tensors by name. A layer may have any name, also one of an attribute of a
         # module, such as `type`; `add_module` would refuse it.
@@ -73,15 +74,17 @@ class Network(nn.Module):
                 at.register_parameter(last, nn.Parameter(tensor))
 
     def forward(self, samples: Tensor) -> Tensor:
-        """The outputs (N, K), logits of classes or labels, of normalised images (N, C, H, W), signals (N, C, L) or vectors
-        (N, F)."""
+        """The outputs (N, K): logits of classes or labels, or standardised numbers.
+
+        The samples are normalised images (N, C, H, W), signals (N, C, L) or vectors (N, F).
+        """
         x = as_images(self.kind, samples)
         logits: Tensor = forward(self, self.host, self.topology, x)
         return logits
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        """What outputs (N, K) of :meth:`forward` mean: probabilities of the classes, the probability
-        of each label, or numbers in the units of the targets, float64.
+        """Predictions from outputs (N, K) of :meth:`forward`: probabilities of the classes, the
+        probability of each label, or numbers in the units of the targets, float64.
 
         Raises:
             WeightsError: The outputs have another shape.

@@ -15,7 +15,7 @@ const MISSING: [&str; 21] = [
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NAN", "NONE", "NULL", "NaN", "None", "n/a", "nan", "null",
 ];
-/// Largest f64 below which every whole number is one.
+/// 2^53: f64 holds every whole number up to this one exactly.
 const WHOLE_MAX: f64 = 9_007_199_254_740_992.0;
 
 /// A cell of a column of features or targets.

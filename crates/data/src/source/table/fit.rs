@@ -382,7 +382,7 @@ impl<'a> TargetSet<'a> {
     }
 }
 
-/// Checks that another class than `known` ones is not too many.
+/// Checks that one more class, beside `known` classes, is within the limit.
 fn check_classes(row: &Row<'_>, column: &str, known: usize) -> Result<()> {
     if known < OUTPUTS_MAX as usize {
         return Ok(());

@@ -42,8 +42,8 @@ impl Architecture {
     }
 
     /// Options of the compiler. Products are not contracted into sums unless a kernel calls `fmaf`,
-    /// so that results do not depend on the compiler's choice. NVRTC 13.0 takes a generic lambda of
-    /// a kernel for a function of the host, unless functions are the device's by default.
+    /// so that results do not depend on the compiler's choice. NVRTC 13.0 compiles a generic lambda
+    /// in a kernel as a host function, unless functions are device functions by default.
     fn options(&self) -> [String; 4] {
         [
             format!("--gpu-architecture={self}"),

@@ -67,7 +67,7 @@ pub(crate) struct CudaContext {
     failure: OnceLock<DeviceFailure>,
     /// An error without a known reason yet, and the time at which the device fails with this error.
     suspended: OnceLock<(Instant, CudaError)>,
-    /// Dropped last: everything else is freed in it.
+    /// Dropped last, because the other fields are freed in this context.
     primary: Primary,
 }
 
@@ -206,7 +206,7 @@ impl CudaContext {
     pub(super) fn give_pinned(&self, pinned: Pinned) {
         let class = class_of(pinned.size());
         let mut free = lock(&self.pinned);
-        // A smaller piece would free nothing: its allocation has others.
+        // Dropping a smaller piece would free nothing, because its allocation has other pieces.
         if pinned.size() >= PINNED_AT_ONCE && free.bytes + pinned.size() > KEPT_MAX {
             drop(free);
             return; // to the system
@@ -218,7 +218,7 @@ impl CudaContext {
 
 impl Drop for CudaContext {
     fn drop(&mut self) {
-        // The fields are freed in the current context.
+        // Freeing the fields acts on the current context.
         let _ = self.bind();
     }
 }

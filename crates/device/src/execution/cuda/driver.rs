@@ -208,7 +208,7 @@ impl Drop for Primary {
     }
 }
 
-/// A real stream.
+/// A stream object of the driver (`CUstream`).
 #[derive(Debug)]
 pub(super) struct RawStream(cu::CUstream);
 

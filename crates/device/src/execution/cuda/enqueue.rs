@@ -126,7 +126,7 @@ impl Enqueue<'_> {
         if len == 0 {
             return Ok(());
         }
-        // SAFETY: the callers' bytes are inside of a live block.
+        // SAFETY: callers pass bytes inside of a live block.
         check("cuMemsetD8Async", unsafe {
             (driver().cuMemsetD8Async)(address, byte, len, self.stream.raw())
         })

@@ -40,7 +40,7 @@ pub(super) struct Branch {
 }
 
 impl Branch {
-    /// Whether launches of both branches can be members of one.
+    /// Whether launches of both branches can be members of one branch.
     pub(super) fn is_alike(&self, other: &Branch) -> bool {
         Arc::ptr_eq(&self.program.0, &other.program.0) && self.args == other.args
     }

@@ -3,9 +3,10 @@
 // A tensor comes as a span: its first element and its number of elements. An index out of bounds is
 // undefined on a GPU; with MERISTEM_CHECKED it is a device fault.
 //
-// A call may run for several members at once, such as networks of one plan: blockIdx.y is the
-// member, and a span then has a row of addresses, one for each member, with its first element as an
-// offset to them. So a kernel begins with `locate` of all its spans.
+// A call may run for several members at once, such as networks of one plan. blockIdx.y is the
+// number of the member. A span then has a row of addresses, one for each member, and `data` is the
+// offset of its first element from these addresses. So a kernel begins with `locate` of all its
+// spans.
 #pragma once
 
 template <class T>
@@ -31,9 +32,10 @@ __device__ __forceinline__ long long threads() {
     return (long long)gridDim.x * blockDim.x;
 }
 
-// The first element of a span for this block's member, in global memory. The compiler does not know
-// that of a sum of addresses or a choice between two: it would take generic loads and stores, which
-// might be of shared memory, and so keep their order, with one load under way at a time.
+// The first element of a span for this block's member, as an address in global memory. Without the
+// conversion the compiler could not know that a sum of addresses, or a choice between two, is in
+// global memory. It would emit generic loads and stores, which might access shared memory, and
+// therefore keep their order, with one load in flight at a time.
 template <class T>
 __device__ __forceinline__ T* located(const Span<T>& span) {
     unsigned long long address = (unsigned long long)span.data;

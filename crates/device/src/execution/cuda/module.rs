@@ -18,8 +18,9 @@ pub(super) struct KernelModule {
     functions: Mutex<HashMap<&'static str, KernelFunction>>,
 }
 
-/// Shared memory of a block, in bytes, from which on a kernel wants all of a multiprocessor's: four
-/// such blocks, for which the registers suffice, need more than half of it.
+/// Bytes of shared memory of a block from which on a kernel asks for the largest shared memory of a
+/// multiprocessor (its carveout): the registers suffice for four such blocks, and their shared
+/// memory is more than half of the largest.
 const CARVED_FROM: u32 = 32 << 10;
 
 /// A kernel's function.
@@ -28,7 +29,7 @@ pub(super) struct KernelFunction {
     pub(super) raw: cu::CUfunction,
     /// Bytes of static shared memory.
     fixed: u32,
-    /// Whether it has as much of a multiprocessor's memory for shared memory as there can be.
+    /// Whether the largest shared memory of a multiprocessor was requested for this function.
     carved: bool,
     /// Largest number of bytes of dynamic shared memory, as set so far.
     shared: u32,

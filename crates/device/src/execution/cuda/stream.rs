@@ -50,7 +50,8 @@ const POLL_AT: usize = 64;
 /// Bytes of staging memory in flight above which an upload waits for the oldest task.
 const STAGED_MAX: usize = 256 << 20;
 
-/// Graphs that a stream keeps: some sizes of batches, and phases of a few topologies of fleets.
+/// Largest number of graphs that a stream keeps: enough for some batch sizes, and for the phases of
+/// a few fleet topologies.
 const GRAPHS_MAX: usize = 64;
 
 /// A callback for the completion of a task, with the times at which it began and ended.
@@ -197,7 +198,7 @@ impl CudaStream {
         let mut graphs = lock(&self.graphs);
         graphs.push(graph.clone());
         let oldest = (graphs.len() > GRAPHS_MAX).then(|| graphs.remove(0));
-        // Freeing its memory may stop the device.
+        // After the lock is released, because freeing a graph's memory may stop the device.
         drop(graphs);
         drop(oldest);
         Ok(graph)

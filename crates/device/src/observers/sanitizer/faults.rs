@@ -50,7 +50,7 @@ fn open(faults: &[EngineFault], sanitize: bool, memory_limit: Option<usize>) -> 
     open_on(DeviceId::Cpu(0), faults, sanitize, memory_limit)
 }
 
-/// A device with three workers or lanes.
+/// A device with three workers, or three of the driver's streams.
 fn open_on(
     id: DeviceId,
     faults: &[EngineFault],

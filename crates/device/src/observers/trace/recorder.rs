@@ -114,7 +114,8 @@ impl TraceLane {
         std::mem::replace(&mut *lock(&self.buffer), fresh)
     }
 
-    /// The stream has reached a wait; if it was parked, not for the first time.
+    /// The stream has reached a wait. Only the first call for a wait has an effect; a parked stream
+    /// calls again when it continues.
     pub(super) fn wait_begins(&self) {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             self.waiting.store(self.recorder.now().max(1), Ordering::Relaxed);

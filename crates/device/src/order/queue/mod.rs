@@ -154,7 +154,7 @@ pub(crate) struct StreamState {
     pub(crate) shared: Arc<DeviceShared>,
     engine: StreamEngine,
     observers: DeviceObservers,
-    /// Its name, and what observers keep with it.
+    /// Name of the stream, and the state that observers keep with it.
     pub(crate) observed: Observed,
     completed: AtomicSeq,
     failure: OnceLock<StreamFailure>,

@@ -21,9 +21,9 @@
 //!        − Σₖ cₖ·Hₖ  +  Σₖ c_F·max(0, Fₖ − Hₖ)²,     Hₖ = mean (−Σᵢ p'ᵢ ln p'ᵢ)/ln n
 //! ```
 //! `V − R` is over all rows that count; the entropy of a row with one legal choice of a head is 0.
-//! Divergence from the reference is estimated by `eˣ − 1 − x`, x the sum over used heads of `ln r`,
-//! a mean over decisions (Schulman, "Approximating KL divergence", 2020, estimator k3, r and x of
-//! the draw).
+//! Divergence from the reference is the mean over decisions of `eˣ − 1 − x`, where x is the sum
+//! over used heads of `ln r` for the choices that were drawn (Schulman, "Approximating KL
+//! divergence", 2020, estimator k3).
 //!
 //! Probabilities are f32 and the same for every instruction set; sums over rows are f64, in order.
 
@@ -158,7 +158,7 @@ impl HeadRow<'_> {
         self.p.iter().zip(self.legal).filter(|(_, legal)| **legal != 0).map(|(p, _)| *p)
     }
 
-    /// Entropy over ln n.
+    /// Entropy divided by ln n, for n legal choices; 0 for fewer than two.
     fn entropy(&self) -> f32 {
         if self.floored.n < 2 {
             return 0.0;

@@ -108,7 +108,7 @@ impl<'a> ReportSums<'a> {
         &mut self.raw[FRONT + k * HEAD..][..HEAD]
     }
 
-    /// Adds a head that is used in a row.
+    /// Adds the values of head `k` for one row in which the head is used.
     pub(super) fn add_head(&mut self, k: usize, step: &Surrogate, log_ratio: f64, entropy: f64) {
         let (kl, clipped) = (divergence(log_ratio), f64::from(u8::from(step.is_bound)));
         let row = [1.0, -f64::from(step.value), entropy, kl, clipped, f64::from(step.ratio)];

@@ -7,7 +7,7 @@ use crate::kernels::{Isa, PAD, pad16};
 /// Arrangement of B in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MatrixLayout {
-    /// Row after row, so far apart.
+    /// Row after row; the value is the distance between rows, in elements.
     Rows(usize),
     /// Panels of [`PANEL`] columns, each with all its rows together. The last panel has the
     /// remaining columns, padded to a multiple of [`PAD`]. A tile reads contiguous memory; in wide

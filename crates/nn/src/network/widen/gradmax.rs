@@ -6,7 +6,7 @@
 //! incoming weights have the gradient `vᵀM` with `M = E[δ hᵀ]`, where δ is the gradient of the
 //! outputs of the layer that reads the feature, and h the input of the feature's layer. Among k
 //! orthogonal v of one length, the k first left singular vectors of M give the largest gradient.
-//! The length is the root mean square of those of the features that are there.
+//! The length is the root mean square of the lengths of the existing features' outgoing weights.
 
 use nalgebra::linalg::SVD;
 use nalgebra::{DMatrix, Dyn};

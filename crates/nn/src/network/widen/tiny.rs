@@ -1,13 +1,13 @@
-//! Features that lower the loss most beside the best change of the layer that reads them, from
-//! Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny Networks: Spotting Expressivity
-//! Bottlenecks and Fixing Them Optimally", 2024 (arXiv 2405.19816).
+//! Features that lower the loss most in addition to the best change of the layer that reads them,
+//! from Verbockhaven, Rudkiewicz, Chevallier, Charpiat, "Growing Tiny Networks: Spotting
+//! Expressivity Bottlenecks and Fixing Them Optimally", 2024 (arXiv 2405.19816).
 //!
 //! ```text
 //! h    input of the feature's layer, with a 1 for the bias
 //! b    input of the layer that reads the features, with a 1 for the bias
 //! v    desired change of the outputs of that layer, −∂loss/∂outputs of each sample
 //!
-//! v'   = v − E[v bᵀ] E[b bᵀ]⁻¹ b       what no change of that layer's weights can do
+//! v'   = v − E[v bᵀ] E[b bᵀ]⁻¹ b       part that no change of that layer's weights gives
 //! S    = E[h hᵀ],  N = E[h v'ᵀ]
 //! S^-½ N = Σ λ_j u_j w_jᵀ              singular values, largest first
 //! feature j: incoming √λ_j S^-½ u_j, outgoing √λ_j w_j

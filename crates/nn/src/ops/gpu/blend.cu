@@ -1,5 +1,5 @@
 // Blends of a module and its host (kernels/blend.rs): h host, m module, x the module's input, a
-// alpha. One thread an element, unless said.
+// alpha. One thread per element, unless stated otherwise.
 #include "nn.cuh"
 
 const u32 ADD = 0, MULTIPLY = 1, GATE = 2;

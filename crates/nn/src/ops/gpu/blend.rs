@@ -62,7 +62,7 @@ struct Chunks {
 }
 
 /// Elements of a block that leaves a part of a sum: at least 16 for a thread, and at most 256
-/// blocks. From the length alone: the sum depends on it.
+/// blocks. Depends on the length alone, because the order of the sum depends on it.
 fn chunk(len: usize) -> usize {
     len.div_ceil(256).next_multiple_of(THREADS).max(16 * THREADS)
 }

@@ -286,8 +286,9 @@ pub(super) fn product(of: &ConvProduct, operands: &[CallOperand; 4]) -> Emitted 
     emitted(call, operands, conv(shape, PixelParts::NONE, false))
 }
 
-/// Parts of the output pixels whose sums the statistics are made of: tiles if these are summed
-/// while they are at hand; else enough of them for a GPU, of a few passes of a block's threads.
+/// Parts of the output pixels, whose sums give the statistics. The parts are tiles, if the forward
+/// pass sums each tile when it writes it. Otherwise there are enough parts to occupy a GPU, each of
+/// a few passes of a block's threads.
 fn statistics_parts(of: &ConvProduct) -> PixelParts {
     if window::fits(&of.shape) {
         PixelParts { count: window::statistics_tiles(of), pixels: 0 }

@@ -2,7 +2,7 @@
 #pragma once
 #include "loss.cuh"
 
-// Shape of the logits [samples][classes], and how they are dealt out.
+// Shape of the logits [samples][classes], and how blocks and threads divide them.
 struct Batch {
     u32 samples;
     u32 classes;

@@ -1,10 +1,11 @@
 // Losses of numbers, output by output (kernels/loss.rs), added to metrics (metrics.rs).
-// Neighbouring threads have a sample together: a power of two of them, at most a warp.
+// Neighbouring threads share a sample: a power of two of them, at most a warp.
 #include "loss.cuh"
 
 const u32 BINARY_CROSS_ENTROPY = 0, SQUARE = 1, HUBER = 2;  // else the absolute difference
 
-// Shape of the values [samples][outputs], how they are dealt out, and the loss of an output.
+// Shape of the values [samples][outputs], how blocks and threads divide them, and the loss of an
+// output.
 struct Batch {
     u32 samples;
     u32 outputs;
@@ -65,7 +66,7 @@ __device__ __forceinline__ Sums of_block(Span<const float> values, Span<const fl
     u32 groups = blockDim.x / of.lanes;
     float mean = 1.0f / (float)(of.samples * of.outputs);
     Sums sums = {};
-    // Every thread goes round as often: a warp's samples are summed by all of its lanes.
+    // Every thread runs the same number of rounds: all lanes of a warp sum the warp's samples.
     for (u32 at = group; at < of.rows; at += groups) {
         i64 sample = (i64)blockIdx.x * of.rows + at, row = sample * of.outputs;
         bool any = sample < of.samples;
@@ -155,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(128)
     if (threadIdx.x == 0) add_train(sums, of.samples, counts, log, score);
 }
 
-// A row: sum of losses, hits (none here), samples, squares, sums of the score.
+// A row: sum of losses, correct samples (none here), samples, squares, sums of the score.
 __device__ __forceinline__ void add_scores(Sums sums, const Rows& to, Span<double> scores) {
     if (threadIdx.x >= to.count) return;
     i64 at = 8 * (i64)to.rows[threadIdx.x];

@@ -1,4 +1,5 @@
-// Element by element, and per channel (kernels/elementwise.rs). One thread an element unless said.
+// Operations element by element, and per channel (kernels/elementwise.rs). One thread per element,
+// unless stated otherwise.
 #include "nn.cuh"
 
 struct Constant {

@@ -381,7 +381,7 @@ fn backward(conv: &FusedConv, after: &BatchNorm, uniform: bool, data: InputGradi
         affine: affine as u32,
     };
     let threads = weight.threads.max(grid.data.as_ref().map_or(0, |fit| fit.threads));
-    // At the end the sums of all threads take the place of everything else.
+    // At the end the sums of all threads overwrite the rest of the shared memory.
     let [chunk, groups] = [weight.tile.chunk, grid.slices.weight_groups].map(|n| n as usize);
     let sums = windows::sums_over_pixels(conv.precision, threads, chunk, groups);
     let floats = (affine + affine_len(conv)).max(sums);
@@ -410,7 +410,7 @@ fn parts(norm: &BatchNorm) -> usize {
     norm.shape.batch.div_ceil(IMAGES)
 }
 
-/// Values and call of a kernel that does.
+/// Values and call of a kernel that goes through the output of a norm, in [`parts`] blocks.
 fn head(kernel: &'static Kernel, of: &ClassifierHead) -> (ClassifierValues, Call) {
     let ClassifierHead { norm, classes, precision } = of;
     let (output, c) = (norm.output(), norm.shape.c);

@@ -36,7 +36,7 @@ struct Part {
         row = threadIdx.x / of.columns;
         rows = blockDim.x / of.columns;
         image = (i64)sample * of.pixels * of.c + begin;
-        // Threads beside the channels count to the last group.
+        // Threads without a channel count as part of the last group.
         saved = (i64)sample * of.groups + (begin + min(column, width - 1)) / of.each;
     }
 
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(512)
     float centre = mean[at.saved];
     double inverse = (double)invstd[at.saved];
     Pair weighted = {0.0, 0.0};
-    // As many rounds for every thread, since all take part in a sum.
+    // The same number of rounds for every thread, because all threads take part in a sum.
     for (u32 begin = 0; begin < at.width; begin += of.columns) {
         u32 ch = begin + at.column;
         Pair sums = {0.0, 0.0};

@@ -13,8 +13,8 @@ struct Rows {
     u32 accumulate;
 };
 
-// This thread's elements are column, column + columns, … below `width`, which is 0 beside the rows;
-// all threads of a warp take part in sums.
+// This thread's elements are column, column + columns, … below `width`, which is 0 for a thread
+// without a row; all threads of a warp take part in sums.
 struct Row {
     u32 row;
     u32 column;
@@ -38,8 +38,9 @@ __device__ __forceinline__ Pair row_sum(Pair sums, u32 columns) {
     return sums;
 }
 
-// Mean first, then the variance in a second sweep about it, then the result. Four blocks leave room
-// for what lives across the division and the root: with fewer registers it would be spilled.
+// Mean first, then the variance in a second sweep about it, then the result. With four blocks on a
+// multiprocessor, a thread has enough registers for the values that are needed after the division
+// and the root; with more blocks these values would be spilled.
 extern "C" __global__ void __launch_bounds__(256, 4)
     layer_forward(Span<const float> x, Span<const float> gamma, Span<const float> beta,
                   Span<float> y, Span<float> mean, Span<float> invstd, Rows of) {

@@ -1,5 +1,5 @@
-// Softmax cross-entropy (kernels/loss.rs), added to metrics (metrics.rs). Neighbouring threads have
-// a sample together: a power of two of them, at most a warp.
+// Softmax cross-entropy (kernels/loss.rs), added to metrics (metrics.rs). Neighbouring threads
+// share a sample: a power of two of them, at most a warp.
 #include "cross_entropy.cuh"
 
 // Sums over a block's samples, in every thread; and the gradient of the batch's mean, if it is
@@ -10,7 +10,7 @@ __device__ Sums of_block(Span<const float> logits, Span<const u32> targets, Span
     u32 groups = blockDim.x / of.lanes;
     float mean = 1.0f / (float)of.samples;
     Sums sums = {0.0, 0.0, 0.0};
-    // Every thread goes round as often: a warp's samples are summed by all of its lanes.
+    // Every thread runs the same number of rounds: all lanes of a warp sum the warp's samples.
     for (u32 at = group; at < of.rows; at += groups) {
         i64 sample = (i64)blockIdx.x * of.rows + at, row = sample * of.classes;
         bool any = sample < of.samples;

@@ -36,7 +36,8 @@ struct LossKernels {
     train_sum: &'static Kernel,
     evaluate: &'static Kernel,
     evaluate_sum: &'static Kernel,
-    /// Loss, hits, squares; or loss, squares, and the sums of the score.
+    /// Number of sums of a block: loss, correct samples, squares; or loss, squares, and the sums of
+    /// the score.
     sums: usize,
 }
 
@@ -49,7 +50,7 @@ static CROSS_ENTROPY: LossKernels = LossKernels {
     sums: 3,
 };
 
-/// It has the sums of [`CROSS_ENTROPY`].
+/// Its kernels leave the same sums as those of [`CROSS_ENTROPY`], which add them up.
 static SMOOTHED_CROSS_ENTROPY: LossKernels = LossKernels {
     train: &kernel::<FormulaValues>(
         &SMOOTHED,

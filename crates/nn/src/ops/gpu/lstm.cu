@@ -33,8 +33,8 @@ __device__ __forceinline__ float earlier(const Shape& of, Span<const float> stat
 }
 
 // The state's weights, in rows: in shared memory if they fit there, else in global memory, where
-// each step reads them again. Threads of a warp read a row's neighbours in either case, and all the
-// same element of the state: no bank comes twice.
+// each step reads them again. In either case the threads of a warp read neighbouring elements of a
+// row, and all of them the same element of the state, so there are no bank conflicts.
 struct Weights {
     const float* rows;
     u32 pitch;

@@ -13,10 +13,10 @@
 #pragma once
 #include "nn.cuh"
 
-// To TF32, which has 10 bits of mantissa: the nearest, of two the one farther from zero. NaN keeps
-// the first 10 bits of its mantissa. If they are zero, which they never are in the NaN of an
-// operation, it becomes infinite. The bits below the mantissa are not defined: a tensor core
-// ignores them.
+// Rounds to TF32, which has 10 bits of mantissa: to nearest, ties away from zero. A NaN keeps the
+// first 10 bits of its mantissa. If these bits are zero, which they never are in the NaN that an
+// operation returns, the NaN becomes infinite. The bits below the mantissa are not defined: a
+// tensor core ignores them.
 __device__ __forceinline__ u32 to_tf32(float value) {
 #ifdef MERISTEM_STANDIN
     return meristem_to_tf32(value);
@@ -27,12 +27,13 @@ __device__ __forceinline__ u32 to_tf32(float value) {
 #endif
 }
 
-// The same as a number.
+// The rounded value as a float.
 __device__ __forceinline__ float round_tf32(float value) {
     return __uint_as_float(to_tf32(value) & 0xffffe000);
 }
 
-// Two to bf16, which has 7 bits of mantissa: the nearest, of two the even one. NaN has one form.
+// Rounds two values to bf16, which has 7 bits of mantissa: to nearest, ties to even. All NaN become
+// the same bits.
 __device__ __forceinline__ u32 to_bf16(float low, float high) {
 #ifdef MERISTEM_STANDIN
     auto half = [](float value) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ u32 to_bf16(float low, float high) {
 #endif
 }
 
-// A factor at a precision that is a value: 0 is f32, 1 TF32, 2 bf16.
+// A factor rounded to a precision that is known at run time only: 0 is f32, 1 TF32, 2 bf16.
 __device__ __forceinline__ float factor(u32 precision, float value) {
     if (precision == 0) return value;
     return precision == 1 ? round_tf32(value) : __uint_as_float(to_bf16(0.0f, value));
@@ -61,7 +62,7 @@ struct F32 {
 
     __device__ __forceinline__ static float round(float value) { return value; }
 
-    // Puts a factor into a word of shared memory: the one that is `which` of it.
+    // Puts a factor into a word of shared memory, as the word's factor number `which`.
     __device__ __forceinline__ static void put(float* word, u32, float value) { *word = value; }
 };
 
@@ -99,8 +100,8 @@ struct Tf32 {
     }
 };
 
-// Factors that are rounded to bf16, one to a word: where two that are neighbours along the sum do
-// not lie side by side. They are factors of TF32, too.
+// Factors that are rounded to bf16, one to a word, for sums whose neighbouring factors are not
+// adjacent in memory. Every bf16 is also a TF32, so TF32 products are used.
 struct Bf16Single {
     static constexpr bool MATRIX = true;
     static constexpr u32 EACH = 1;

@@ -1,9 +1,9 @@
 //! Operations on a GPU: for every operation the calls of CUDA kernels that carry it out.
 //!
-//! Each family of [`ops`](crate::ops) has a file here and one of kernels beside it (`.cu`). An
-//! operation becomes one call or several, each over some of the operation's operands, which lie
-//! where the plan put them. Nothing here depends on the `cuda` feature: calls are plain values, and
-//! a build without it only never runs them.
+//! Each family of [`ops`](crate::ops) has a file here, and a file of kernels beside it (`.cu`). An
+//! operation becomes one call or several, each over some of the operation's operands, at the places
+//! that the plan assigned. Nothing here depends on the `cuda` feature: calls are plain values,
+//! which a build without the feature never runs.
 //!
 //! # Conventions of the kernels
 //! - Layouts are the same as in [`kernels`](crate::kernels); results are the same up to rounding. A
@@ -182,8 +182,8 @@ fn plain(call: Call, operands: &[CallOperand]) -> Emitted {
 type Emission = SmallVec<[Emitted; 2]>;
 
 impl Emitted {
-    /// The call, with its operands where `lies` says that the operation's reads (`false`) and
-    /// writes (`true`) lie.
+    /// The call with the places of its operands: `lies(written, index)` returns the place of the
+    /// operation's read or write with this index.
     pub(crate) fn place(self, lies: impl Fn(bool, usize) -> Piece) -> Call {
         self.call.with_pieces(self.operands.into_iter().map(
             |CallOperand { written, index, part }| {

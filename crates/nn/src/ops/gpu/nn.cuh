@@ -146,7 +146,8 @@ __device__ __forceinline__ double log_(double x) {
 }
 
 // Sum over the threads of a block, a power of two of them, in an order that depends on their number
-// alone: a tree in shared memory, where neighbours add neighbours, so that no bank comes twice.
+// alone: a tree in shared memory. Neighbouring threads add neighbouring elements, without bank
+// conflicts.
 // Every thread gets it. `part` has an element for each thread.
 template <class T>
 __device__ T block_sum(T value, T* part) {

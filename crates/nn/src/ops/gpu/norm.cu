@@ -165,8 +165,9 @@ extern "C" __global__ void __launch_bounds__(256)
     leave(sums, at, of.tiles.c, partial);
 }
 
-// The same through a pool, over outputs: the codes say which pixel each came from. (Of a blocked
-// window the last one, as on the processor, where only an infinity or NaN matters.)
+// The same through a pool, over outputs: a code names the pixel that an output came from. For a
+// blocked window dz is 0, and x is read at the last pixel, as on the processor: it matters only if
+// it is infinite or NaN.
 extern "C" __global__ void __launch_bounds__(256)
     batch_gradient_sums_pooled(Span<const float> x, Span<const float> mean, Span<const float> dy,
                                Span<const u8> codes, Span<double> partial, Batch of) {

@@ -3,7 +3,7 @@
 #include "nn.cuh"
 
 const u32 THREADS = 512;  // most of a block
-const u32 BATCH = 4;      // loads that a thread has under way before it writes
+const u32 BATCH = 4;      // loads that a thread has in flight before it writes
 
 // How partial sums are added up: a block has `columns` channels.
 struct Finish {
@@ -14,12 +14,12 @@ struct Finish {
     float eps;
 };
 
-// The thread's channel: of no use beside the channels.
+// The thread's channel; at least `c` for a thread without a channel.
 __device__ __forceinline__ u32 finished_channel(const Finish& of) {
     return blockIdx.x * of.columns + (threadIdx.x & (of.columns - 1));
 }
 
-// The sums of the thread's channel over all chunks. Zeros beside the channels.
+// The sums of the thread's channel over all chunks; zeros for a thread without a channel.
 __device__ Pair finish(Span<const double> partial, const Finish& of) {
     __shared__ Pair part[THREADS];
     u32 channel = finished_channel(of), log = __popc(of.columns - 1);

@@ -79,8 +79,8 @@ static LAYER_PARAMETERS: Kernel =
 const THREADS: usize = 256;
 /// Threads of a block that adds up partial sums, and most of one of a group norm.
 const MANY: usize = 512;
-/// Channels side by side: a warp reads at least this many in a row, or all channels if there are
-/// fewer.
+/// Adjacent channels of a block: a warp reads at least this number of adjacent channels, or all
+/// channels if there are fewer.
 const COLUMNS: usize = 32;
 
 /// Division of `[pixels][C]` among blocks.
@@ -99,8 +99,8 @@ fn columns(c: usize) -> usize {
 }
 
 impl NormTiles {
-    /// At least `each` pixels for a thread, and at most `chunks` blocks to a channel. From the
-    /// shape alone: sums depend on it.
+    /// At least `each` pixels for a thread, and at most `chunks` blocks to a channel. Depends on
+    /// the shape alone, because the order of the sums depends on it.
     fn new(c: usize, pixels: usize, each: usize, chunks: usize) -> NormTiles {
         let rows = THREADS / columns(c);
         let chunk = pixels.div_ceil(chunks).next_multiple_of(rows).max(each * rows);

@@ -22,7 +22,8 @@ struct Part {
     u32 range;
 };
 
-// The part of this block: in the last range that begins with it or an earlier block.
+// The part of block `blockIdx.x`, which is in the last range whose first block is this block or an
+// earlier one.
 __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
     u32 low = 0, high = ranges.count;
     while (high - low > 1) {
@@ -42,7 +43,7 @@ __device__ __forceinline__ Part part_of(const Ranges& ranges, u32 chunk) {
 const u32 CHUNK = 1024;
 const u32 EACH = CHUNK / 256;
 
-// The thread's elements of a part, or zeros; neighbours have neighbours.
+// The thread's elements of a part, or zeros; neighbouring threads have neighbouring elements.
 struct Four {
     float v[EACH];
 
@@ -81,7 +82,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// Tensors of the group, in order. `begins` and `ends`: whether they are its first and its last.
+// Tensors of the group, in order. `begins` and `ends`: whether the group's first tensor and its
+// last tensor are among them.
 struct Tensors {
     u32 count;
     u32 begins;

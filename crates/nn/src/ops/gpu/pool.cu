@@ -1,5 +1,6 @@
-// Max pooling, average pooling and global average pooling (kernels/pool.rs). One thread an element unless said; the
-// channel runs fastest, so neighbours read neighbours.
+// Max pooling, average pooling and global average pooling (kernels/pool.rs). One thread per
+// element, unless stated otherwise. Channels vary fastest, so neighbouring threads read
+// neighbouring elements.
 #include "nn.cuh"
 
 const u32 BLOCKED = 4;  // as in norm.cu
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(256, 1)
     if (i >= dx.len) return;
     u32 c, x, y, rest;
     u32 n = of.h.divide(of.w.divide(of.c.divide(i, c), x), y);
-    // The windows that start at most kernel - 1 before, and not after.
+    // The windows that start at most kernel - 1 before the input, and not after it.
     u32 top = y < of.kernel ? 0 : of.stride.divide(y - of.kernel, rest) + 1;
     u32 left = x < of.kernel ? 0 : of.stride.divide(x - of.kernel, rest) + 1;
     u32 bottom = min(of.stride.divide(y, rest) + 1, of.out_h.by);
@@ -147,7 +148,7 @@ struct Covering {
         u32 rest;
         n = of.h.divide(of.w.divide(of.c.divide(i, c), x), y);
         y += of.padding_y, x += of.padding_x;
-        // The windows that start at most kernel - 1 before, and not after.
+        // The windows that start at most kernel - 1 before the input, and not after it.
         top = y < of.kernel_y ? 0 : of.stride_y.divide(y - of.kernel_y, rest) + 1;
         left = x < of.kernel_x ? 0 : of.stride_x.divide(x - of.kernel_x, rest) + 1;
         bottom = min(of.stride_y.divide(y, rest) + 1, of.out_h.by);

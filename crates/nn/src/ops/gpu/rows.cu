@@ -1,4 +1,5 @@
-// Embeddings, vectors side by side, transposes (kernels/rows.rs). One thread an element unless said.
+// Embeddings, vectors side by side, transposes (kernels/rows.rs). One thread per element, unless
+// stated otherwise.
 #include "nn.cuh"
 
 const u32 THREADS = 128;  // of a block that adds to a row of a table
@@ -91,7 +92,7 @@ struct Matrices {
     u32 accumulate;
 };
 
-// Neighbours write neighbours.
+// Neighbouring threads write neighbouring elements.
 extern "C" __global__ void __launch_bounds__(256)
     transpose(Span<const float> x, Span<float> y, Matrices of) {
     locate(x, y);

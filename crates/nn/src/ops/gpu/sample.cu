@@ -38,12 +38,12 @@ struct To {
     Span<float> values;
 };
 
-// A head's turn.
+// The draw of one head.
 struct Turn {
     u32 head;
     u32 column;    // of its first logit
     u32 op;        // that was drawn, if it is not the first head's turn
-    u32 place;     // likewise
+    u32 place;     // that was drawn before, if any
     u32 anywhere;  // the ops that are legal in some place
 };
 
@@ -71,7 +71,7 @@ __device__ u32 pick(const float* p, u32 choices, float at) {
         if (at < 0.0f) return i;
         if (probability > 0.0f) last = i;
     }
-    return last;  // rounding has left something over
+    return last;  // `at` was not reached, because the sum of p' is rounded
 }
 
 // Index of the first of the largest.
@@ -118,7 +118,7 @@ __device__ Floored probabilities(const Rules& rules, const From& from, const To&
     return of;
 }
 
-// Entropy over ln n, from p', whose place the terms take.
+// Entropy divided by ln n, from p'. The terms of the sum overwrite p'.
 __device__ float entropy(Floored of, float* p, u32 choices) {
     if (of.n < 2) return 0.0f;
     __syncwarp();

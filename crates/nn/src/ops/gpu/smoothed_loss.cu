@@ -1,5 +1,5 @@
-// Softmax cross-entropy with smoothed labels and weights of classes (kernels/loss.rs), dealt out as
-// plain cross-entropy (loss.cu), which also adds up the sums of several blocks.
+// Softmax cross-entropy with smoothed labels and weights of classes (kernels/loss.rs), divided
+// among threads like plain cross-entropy. The kernels of loss.cu add up the sums of several blocks.
 #include "cross_entropy.cuh"
 
 struct Smoothed {
@@ -25,7 +25,7 @@ __device__ __forceinline__ Sums of_block(Span<const float> logits, Span<const u3
     double even = (double)smoothed.label_smoothing / (double)of.classes;
     double own_share = 1.0 - (double)smoothed.label_smoothing;
     Sums sums = {0.0, 0.0, 0.0};
-    // Every thread goes round as often: a warp's samples are summed by all of its lanes.
+    // Every thread runs the same number of rounds: all lanes of a warp sum the warp's samples.
     for (u32 at = group; at < of.rows; at += groups) {
         i64 sample = (i64)blockIdx.x * of.rows + at, row = sample * of.classes;
         bool any = sample < of.samples;

@@ -10,8 +10,8 @@ struct Tiles {
     u32 chunk;
 };
 
-// This thread's channel, and the pixels first, first + rows, … below end; none for a thread that is
-// beside the channels.
+// This thread's channel, and the pixels first, first + rows, … below end; no pixels for a thread
+// without a channel.
 struct Tile {
     u32 chunk;
     u32 channel;

@@ -3,8 +3,8 @@
 #include "mma.cuh"
 
 // Adds a channel's window products for 2 rows of 4 pixels and 8 channels. The threads of a warp
-// read the same weights. Their quads of pixels lie side by side in a row; rows of narrow tiles may
-// meet in a bank, which is little beside 576 multiplications for 26 reads.
+// read the same weights. Their quads of pixels are adjacent in a row. In narrow tiles, quads of
+// different rows may conflict in a bank; this costs little, as 26 reads serve 576 multiplications.
 __device__ __forceinline__ void multiply(const float* x, u32 pitch, const float* w, u32 cols,
                                          float (&sum)[2][4][8]) {
     float v[4][6];
@@ -30,10 +30,10 @@ __device__ __forceinline__ void multiply(const float* x, u32 pitch, const float*
     }
 }
 
-// Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Four
-// pixels at a time, whose windows overlap. A warp has up to 8 channels and four rows: planes are 4
-// banks apart and rows an odd number, so that no bank comes twice, and of the gradient's rows,
-// which are 8 banks apart, it reads the same 8 channels.
+// Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Takes
+// four pixels at a time, whose windows overlap. A warp reads up to 8 channels of four rows: planes
+// are 4 banks apart and rows an odd number of banks, so there are no bank conflicts. Of the
+// gradient's rows, which are 8 banks apart, it reads the same 8 channels.
 __device__ __forceinline__ void row_products(const float* x, u32 pitch, const float* dy, u32 cols,
                                              u32 width, float (&sum)[9][8]) {
     float v[3][6];
@@ -87,8 +87,8 @@ struct Area {
 // Sums of the products of windows with weights, for a tile of pixels and the channels that are
 // written, of which each thread has some.
 //
-// On units of f32 a thread has 2 rows of 4 pixels and 8 channels. Pixels first, so that a warp
-// reads the same weights, which lie as [channel][tap][column].
+// On units of f32 a thread has 2 rows of 4 pixels and 8 channels. Consecutive threads have
+// consecutive pixels, so that a warp reads the same weights, [channel][tap][column].
 template <class P, u32 M, u32 N>
 struct WindowSums {
     float sum[2][4][8] = {};
@@ -158,18 +158,18 @@ __device__ __forceinline__ void add_rows(const float* planes, const u32 (&rows)[
 // pixel may be infinite. Weights lie as [tap][word][column].
 //
 // A warp reads words of 8 pixels in 4 planes, which are 8 banks apart, and weights of 8 columns in
-// 4 rows, which are 8 banks apart or 24. So no bank comes twice if the pixels lie in a row; pixels
-// of tiles whose width is no multiple of 8 lie in rows that are 4 banks apart modulo 8. That holds
-// for 4 and 8 words. Of other numbers, 4 rows in turn are of two taps at times, whose pixels
-// overlap in banks: the reads of all steps take 14 cycles instead of 8 for 3 words, 18 instead of
-// 12 for 5, 18 instead of 14 for 6, and 22 instead of 16 for 7. Filled up to 8 words it would be 18
-// for each, and up to half as many multiplications more.
+// 4 rows, which are 8 or 24 banks apart. With 4 or 8 words there are no bank conflicts if the 8
+// pixels are in one row; in tiles whose width is not a multiple of 8, the pixels are in rows that
+// are 4 banks apart modulo 8. With other numbers of words, 4 consecutive rows sometimes belong to
+// two taps, whose pixels conflict: the reads of all steps take 14 cycles instead of 8 for 3 words,
+// 18 instead of 12 for 5, 18 instead of 14 for 6, and 22 instead of 16 for 7. Padding to 8 words
+// would take 18 cycles in each case, and up to half as many multiplications more.
 template <class P, u32 M, u32 N>
 struct MatrixSums {
     float sum[M][N][4] = {};
     const Area& of;
-    // In shared memory: the words of a window from its first one; each pixel's first word; zeros,
-    // one for each first word.
+    // Tables in shared memory: the offsets of a window's words from its first word; the first word
+    // of each pixel's window; zeros, one for each first word.
     u32* table;
 
     // The tables go to shared memory, after the planes. A barrier follows.
@@ -250,7 +250,7 @@ __device__ __forceinline__ void with_sums(u32 groups, Run run) {
     }
 }
 
-// Which channels: `n` from `first` on.
+// Channels first .. first + n.
 struct Channels {
     u32 first, n;
 };
@@ -267,7 +267,8 @@ __device__ __forceinline__ void clear_rows(const Area& area, float* weights) {
 // [column][channel]: for 9 taps, the input channels and the output channels.
 //
 // On units of f32 a thread has a channel that is read and 8 that are written, and a subset of the
-// rows. Channels that are read first. Rows of the gradient are `filter` apart.
+// rows. Consecutive threads have consecutive channels that are read. Rows of the gradient are
+// `filter` apart.
 template <class P, u32 N>
 struct GradientSums {
     float sum[9][8] = {};
@@ -279,7 +280,7 @@ struct GradientSums {
 
     // Adds the products of a tile's first `n` channels.
     __device__ __forceinline__ void add(const float* planes, const float* gradient, u32 n) {
-        // Here, since between tiles registers are for the sums.
+        // Computed for each tile, so that between tiles the registers are free for the sums.
         u32 rest = threadIdx.x / of.words;
         u32 c = threadIdx.x % of.words, group = rest % of.groups, subset = rest / of.groups;
         bool works = subset < subsets && c < n;

@@ -11,10 +11,11 @@ pub(super) const THREADS: usize = 128;
 pub(super) const WORDS: usize = 8;
 
 const WARP: usize = 32;
-/// Pixels of a warp on tensor cores, and groups: of sums over channels, of sums over pixels.
+/// Pixels of a warp on tensor cores.
 const WARP_PIXELS: usize = 4 * 16;
+/// Groups of channels of a warp on tensor cores: for sums over channels, and for sums over pixels.
 const WARP_GROUPS: [usize; 2] = [4, 2];
-/// Rows of taps and channels of a warp on tensor cores that has sums over pixels.
+/// Rows, each a tap and a channel, of a warp that computes sums over pixels on tensor cores.
 const WARP_ROWS: usize = 5 * 16;
 
 /// Whether tensor cores compute the products.
@@ -64,7 +65,8 @@ pub(super) fn pixels_max(precision: Precision, groups: usize) -> usize {
     }
 }
 
-/// From row to row of columns on tensor cores: 8 banks on, or 24.
+/// Floats from row to row of columns on tensor cores, such that consecutive rows are 8 or 24 banks
+/// apart.
 pub(super) fn row_of_columns(columns: usize) -> usize {
     if columns == GROUP { columns } else { columns + 8 }
 }

@@ -52,7 +52,7 @@ def cross_validate(
     dict
         ``test_score`` (or ``test_NAME`` for each of several metrics), ``fit_time``, ``score_time``,
         and ``train_score``, ``estimator`` and ``indices`` if asked for. ``fit_time`` of each fold is
-        the time of the fleet in seconds, divided by the folds, so that the sum is what it took.
+        the time of the fleet in seconds, divided by the folds, so that the sum is the time of the fleet.
 
     Raises
     ------

@@ -12,11 +12,12 @@
 //! - A communicator is used under its lock, and is `None` once it was aborted.
 //! - Members of a group are connected when they have joined, so no later exchange waits for another
 //!   process on the host.
-//! - An exchange is counted before any part of it is done. The events before and after it show the
-//!   device's progress. The driver is asked for them without a lock, because it may not answer
-//!   while a kernel hangs. A stream keeps the membership until the exchange is complete.
-//! - After an exchange that NCCL refused, no task of the device completes, so no result without it
-//!   is seen. The thread that watches the group fails the device with the reason.
+//! - An exchange is counted before any part of it is done. An event before it and an event after it
+//!   show the device's progress. Events are queried without a lock, because the driver may not
+//!   answer while a kernel hangs. A stream keeps the membership until the exchange is complete.
+//! - After an exchange that NCCL refused, no task of the device completes, so no thread sees a
+//!   result that lacks the exchange. The thread that watches the group fails the device with the
+//!   reason.
 
 mod library;
 mod pending;
@@ -43,7 +44,7 @@ use crate::ground::{
 
 /// Magic number of a configuration, from NCCL's header.
 const MAGIC: u32 = 0xcafe_beef;
-/// Value of a setting for which NCCL chooses, from its header.
+/// Value that leaves a setting to NCCL, from its header.
 const UNDEFINED: c_int = c_int::MIN;
 /// Interval at which a call that continues in a thread of NCCL is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(20);
@@ -55,7 +56,7 @@ struct NcclComm(nccl::ncclComm_t);
 unsafe impl Send for NcclComm {}
 
 impl NcclComm {
-    /// The code of the latest call that continued in a thread, or of a failure since.
+    /// The code of the latest call that continued in a thread of NCCL, or of a later failure.
     fn state(&self) -> Called<u32> {
         let mut state = nccl::ncclResult_t::ncclSuccess;
         // SAFETY: the communicator lives. The code is written as a number, because the bindings may

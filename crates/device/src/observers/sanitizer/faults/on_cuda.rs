@@ -1,7 +1,7 @@
-//! Planted faults on a CUDA device, whose work runs on three lanes. On the stand-in driver each
-//! corrupts a result, because lanes run in a seeded order that only stream order and events
-//! restrict. On a GPU the copies are so short that a fault rarely shows. The sanitizer reports each
-//! on both.
+//! Planted faults on a CUDA device, whose work runs on three of the driver's streams (*lanes*). On
+//! the stand-in driver each fault corrupts a result, because it runs lanes in a seeded order that
+//! only stream order and events restrict. On a GPU the copies are so short that a fault rarely
+//! shows. The sanitizer reports each fault on both.
 
 use super::{LEN, open_on};
 use crate::ground::fault::EngineFault;

@@ -46,7 +46,8 @@ macro_rules! kernels {
     }};
 }
 
-/// Without sums, which the compiler keeps in memory: the tile kernel is faster.
+/// No kernels for sums of windows' elements: the compiler keeps the sums in memory, so that the
+/// tile kernel is faster.
 static PORTABLE: SlidingKernels = kernels! {
     super::tile::tile, super::weights::sums, One<Lanes8>;
     tiles 1 2 3; one row; three rows
@@ -99,7 +100,7 @@ mod x86 {
         tiles 1 2 3 4 5 6 7 8 9 10 11 12; one row 1 2 3 4; three rows 1
     };
 
-    /// 32 registers, of which tiles leave some unused: wider ones are no faster.
+    /// 32 registers. Tiles leave some of them unused, because wider tiles are no faster.
     pub(super) static ZMM: SlidingKernels = kernels! {
         self::tile_avx512, self::sums_avx512, One<Zmm>;
         tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; one row 1 2 3 4 5 6 7 8; three rows 1 2 3

@@ -7,8 +7,8 @@ use crate::kernels::simd::{Simd, fetch_to_write};
 use crate::kernels::tile::{TileStore, finish};
 
 /// Least number of input channels with which the output is prefetched: with fewer channels the
-/// products of a tile take no longer than the prefetch. If no cache has the output (8→8 @32×32 in a
-/// chain of training), prefetching saves a tenth of the time.
+/// products of a tile take no longer than the prefetch. If the output is in no cache (8→8 @32×32 in
+/// a chain of training), prefetching saves a tenth of the time.
 const FETCHING: usize = 8;
 
 /// Neighbouring pixels of an output row.

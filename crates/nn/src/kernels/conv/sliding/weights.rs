@@ -9,7 +9,7 @@ use crate::kernels::simd::Simd;
 
 /// Rows of an image, and the destination of the sums of their products.
 pub(super) struct WeightRows {
-    /// First input pixel of each row of the window, of which the kernel reads its number.
+    /// First input pixel of each row of the window; a kernel of R rows reads the first R entries.
     a: [*const f32; 3],
     /// Stride between rows of the input.
     row: usize,
@@ -155,7 +155,8 @@ pub(super) unsafe fn sums<F: Factors, const R: usize, const N: usize, const REST
         for y in 0..height {
             let d = t.d.add(y * width * t.outputs);
             let mut at: [*const f32; R] = std::array::from_fn(|r| t.a[r].add(y * t.row));
-            // Gradients where the input pixel is right of the window's middle, there, and left.
+            // Gradients of the outputs whose window has the input pixel right of the middle, in the
+            // middle, and left of it.
             let (mut right, mut middle) = (zero, F::gradient(d, t.outputs));
             for x in 1..=width {
                 let left =

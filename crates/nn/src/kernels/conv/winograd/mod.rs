@@ -41,8 +41,8 @@
 //!   with n the roundings on a path: at most 5 for each transform of one dimension, and the terms
 //!   of the sum. `tests/all/kernels/winograd.rs` has that bound.
 //! - A value that is not finite spreads to its whole tile.
-//! - The plan decides the tiles (`ops::conv::ConvProduct::tiles`), so that the definition, which a
-//!   GPU is compared with, stays direct.
+//! - The plan chooses the tiles (`ops::conv::ConvProduct::tiles`). Without tiles an operation is
+//!   computed directly; a GPU's kernels are compared with this direct form.
 
 mod block;
 mod points;

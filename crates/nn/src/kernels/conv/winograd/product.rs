@@ -40,7 +40,7 @@ pub(super) struct PointSums<'a> {
     pub(super) cols: usize,
 }
 
-/// Addresses of a kernel, and how far apart rows are.
+/// Addresses of a kernel, and distances between rows, in elements.
 struct ProductCall {
     a: *const f32,
     b: *const f32,
@@ -48,7 +48,8 @@ struct ProductCall {
     a_step: usize,
     b_step: usize,
     c_step: usize,
-    /// Number of terms of sums; of products, the number of rows over the rows of the kernel.
+    /// For sums, the number of terms; for products, the number of rows divided by the rows that the
+    /// kernel computes at a time.
     len: usize,
 }
 

@@ -291,7 +291,7 @@ impl<P: Points<M, T>, const M: usize, const T: usize> ChannelKernel
     }
 }
 
-/// Points of filters: an element of the packed weights takes the place of a channel.
+/// Transform of filters to points. Each element of the packed weights is handled like a channel.
 pub(super) struct FilterTransform<'a, P, const M: usize, const T: usize> {
     taps: &'a [f32],
     points: &'a mut [f32],

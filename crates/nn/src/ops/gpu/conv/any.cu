@@ -16,7 +16,7 @@ constexpr u32 STAGES = 3;
 
 // The elements that a thread copies of a factor whose products are side by side in memory: product
 // `k` of the step and rows `row`, row + THREADS / DEPTH, …. A warp copies 8 products (whole
-// sectors) of 4 rows, which are 32 banks since products are an odd number of times 4 banks apart.
+// sectors) of 4 rows to all 32 banks, because products are an odd multiple of 4 banks apart.
 template <u32 THREADS>
 struct Lane {
     static constexpr u32 STEP = THREADS / DEPTH;
@@ -334,7 +334,7 @@ constexpr u32 RING = STAGES + 2;
 
 // Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], then
 // [out_c] of the bias. Rows of the product are elements of the window, depth the pixels. A warp
-// copies rows and columns that lie side by side, to banks in a row. The gradient of the bias is a
+// copies adjacent rows and columns to consecutive banks. The gradient of the bias is a
 // sum of the unrounded columns.
 template <u32 ROWS, u32 COLS, u32 EACH>
 __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,

@@ -1,6 +1,6 @@
-// Depthwise convolutions: every channel has its own filter, weights [kh][kw][pad16(C)].
-// Consecutive threads have consecutive channels. Each weight meets few values, which is no work for
-// tensor cores: at every precision the units of f32 multiply the rounded factors.
+// Depthwise convolutions: every channel has its own filter, weights [kh][kw][pad16(C)]. Consecutive
+// threads have consecutive channels. A weight is multiplied with few values, too few for tensor
+// cores: at every precision the f32 units multiply the rounded factors.
 #include "conv.cuh"
 #include "product.cuh"
 

@@ -7,25 +7,26 @@ constexpr u32 DEPTH = 16;
 
 // A thread's elements lie in pieces of 4 × 4.
 //
-// In f32 they are as far apart as its neighbours need for theirs. Of each k, a warp reads 4 to 16
-// quads of columns side by side, and 8 to 2 quads of rows; threads that read the same share it. At
-// most 256 bytes in a row are two transactions, in which no bank comes twice.
+// In f32 the pieces of a thread are interleaved with those of its neighbours. Of each k, a warp
+// reads 4 to 16 quads of adjacent columns, and 8 to 2 quads of rows; threads that read the same
+// quad share one read. At most 256 contiguous bytes take two transactions, without bank conflicts.
 //
-// With tensor cores a warp has 8 × 4 pieces side by side. Rows and columns of fragments (mma.cuh)
-// are dealt out so that each lane has a piece of two by two fragments: it reads four rows of a k at
-// once, and two columns. Lanes read every second k, which are 8 banks apart, and from each 8 banks
-// of columns, or, a quarter of the warp at a time, of rows: no bank comes twice. Factors are
-// rounded once, by the thread that copied them; if COLUMNS_EXACT, factors of columns are rounded
-// when they are read.
+// With tensor cores a warp has 8 × 4 adjacent pieces. Rows and columns of fragments (mma.cuh) are
+// assigned so that each lane has a piece of two by two fragments: it reads four rows of a k at
+// once, and two columns. Lanes read every second k; these are 8 banks apart. Of each k they read 8
+// banks of columns, or, a quarter of the warp at a time, 8 banks of rows, so there are no bank
+// conflicts. Factors are rounded once, by the thread that copied them; if COLUMNS_EXACT, factors of
+// columns are rounded when they are read.
 template <u32 ROWS, u32 COLS, u32 EACH, class Product, bool COLUMNS_EXACT = false>
 struct Tile {
     static constexpr u32 THREADS = ROWS * COLS / (EACH * EACH);
     static constexpr u32 PIECES = EACH / 4;
-    // Threads, or warps, beside each other.
+    // Number of threads, or warps, across the columns.
     static constexpr u32 ACROSS = Product::MATRIX ? COLS / (16 * PIECES) : COLS / EACH;
     // Rows of columns that all threads copy at a time, four columns each.
     static constexpr u32 QUADS = THREADS / (COLS / 4);
-    // From k to k: 4 banks on (see `Lane`), or 20 for 16 columns, in steps of 16 bytes.
+    // Floats from k to k: consecutive k are 4 banks apart (see `Lane`), or 20 for 16 columns. A
+    // multiple of 16 bytes.
     static constexpr u32 A = ROWS + 4, B = COLS + 4;
     __align__(16) float a[DEPTH * A];
     __align__(16) float b[DEPTH * B];

@@ -42,7 +42,8 @@ struct Window {
     Divisor wide;                // by the columns of a tile
     Divisor high, halo;          // by its rows, without and with its halo
 
-    // A tile as products see it, on units of f32 with weights or dy so far apart.
+    // A tile as products read it. On units of f32, `apart` is the distance between the weights of
+    // channels, or between rows of dy.
     template <class P>
     __device__ __forceinline__ Area area(u32 apart) const {
         u32 each = chunk / P::EACH;
@@ -85,7 +86,7 @@ __device__ __forceinline__ void load_planes(const Window& s, Span<const float> x
 }
 
 // Weights of input channels [c0, c0 + n) and of output channels from `col` on. The threads of a
-// warp copy elements that lie in a row here and in shared memory, 16 bytes each.
+// warp copy elements that are contiguous both in `w` and in shared memory, 16 bytes each.
 __device__ __forceinline__ void load_weights(const Window& s, Span<const float> w, float* weights,
                                              u32 col, u32 c0, u32 n) {
     for (u32 i = 4 * threadIdx.x; i < 9 * n * s.columns.by; i += 4 * blockDim.x) {

@@ -83,11 +83,11 @@ const CHUNK: usize = 8;
 const WIDTH: usize = 32;
 
 /// Bytes of shared memory that a block of any GPU has without asking for more, and bytes that
-/// window.cu declares beside the shared memory of a call.
+/// window.cu declares in addition to the shared memory of a call.
 const SHARED: usize = 48 << 10;
 const DECLARED: usize = 4 << 10;
 
-/// Whether these kernels do it.
+/// Whether these kernels can compute a convolution of this shape.
 pub(super) fn fits(shape: &ConvShape) -> bool {
     let [ph, pw] = shape.padding;
     let dense = shape.stride == [1, 1] && !shape.is_dilated();
@@ -151,14 +151,15 @@ impl WindowTiles {
         batch.div_ceil(self.images) * self.down * self.across
     }
 
-    /// From channel to channel of a tile with its halo in shared memory, if rows are so far apart.
+    /// Floats from channel to channel of a tile with its halo in shared memory, for rows `pitch`
+    /// floats apart.
     fn plane(&self, pitch: usize, chunk: usize) -> usize {
         apart(self.images * (self.h + 2) * pitch, chunk)
     }
 }
 
-/// A distance of at least `floats` at which a warp that copies to rows of shared memory, 4 floats
-/// of each of 8 rows or 8 of each of 4, meets no bank twice.
+/// A distance between rows of shared memory, at least `floats`, at which a warp copies to 8 rows of
+/// 4 floats, or to 4 rows of 8 floats, without bank conflicts.
 fn apart(floats: usize, rows: usize) -> usize {
     let banks = if rows > 4 { 4 } else { 8 };
     floats.saturating_sub(banks).next_multiple_of(32) + banks

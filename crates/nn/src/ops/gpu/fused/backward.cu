@@ -40,7 +40,7 @@ struct Backward {
 };
 
 // Inputs of a block: tensors, and in shared memory [5][out_c] of the raw output's channels. The
-// convolution's input is located where it is read: until then registers are for sums.
+// convolution's input is located where it is read, so that until then registers are free for sums.
 struct Reads {
     Input x;
     Filter filter;
@@ -65,8 +65,8 @@ struct Channel {
 __device__ __forceinline__ void window_gradient(const Backward& s, const Reads& of,
                                                 const Channel& channel, const Origin& at,
                                                 u32 end, float (&d)[4]) {
-    // Loads first, all of them: of an element beside the image the first one instead, which is not
-    // used.
+    // All loads first. For an element outside of the image the first element is loaded instead, and
+    // not used.
     bool inside[4];
     float v[4];
     u32 image = at.image, y = at.y, x = at.x, c = channel.c;
@@ -78,7 +78,7 @@ __device__ __forceinline__ void window_gradient(const Backward& s, const Reads& 
         v[k] = of.z[(i64)(inside[k] ? from : 0)];
     }
     if (s.to.kind == POOL) {
-        // Not of a window that an odd last row or column cuts off.
+        // A window that an odd last row or column cuts off has no gradient.
         u32 from = image * s.image_step + (y / 2 * (s.w / 2) + x / 2) * s.pixel_step + c;
         float incoming = of.dy[(i64)(inside[3] ? from : 0)];
         Winner best(v, channel.z);
@@ -166,7 +166,7 @@ struct Written {
 template <u32 KIND>
 __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, const float* staging,
                                            const Origin& at, u32 col0, const Written& written) {
-    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are under way together
+    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are in flight together
     __shared__ TileSums sums;
     const Tile& t = s.data;
     u32 lane = threadIdx.x % 32;
@@ -181,14 +181,14 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
             if (!is || image >= s.batch || row >= s.h) continue;
             u32 to = ((image * s.h + row) * s.w + at.x) * s.from.c + col;
             const float* from = staging + mine * s.data_staging + r * t.w;
-            // A wide image's last tile may lie beside it.
+            // The last tile of a wide image may begin outside of it.
             u32 width = at.x < s.w ? min(t.w, s.w - at.x) : 0;
             for (u32 k = lane / 8; k < width; k += 4 * AT_ONCE) {
                 Raw<KIND> raw[AT_ONCE];
                 float before[AT_ONCE] = {};
 #pragma unroll
                 for (u32 i = 0; i < AT_ONCE; ++i) {
-                    // Beside the tile the first of these, which is not used.
+                    // Outside of the tile, the first of these pixels is loaded, and not used.
                     u32 here = k + 4 * i < width ? k + 4 * i : k;
                     if (s.accumulate) before[i] = written.dx[(i64)(to + here * s.from.c)];
                     if (KIND == NOTHING) continue;
@@ -231,7 +231,7 @@ __device__ __forceinline__ void add_data(const Backward& s, const Reads& of, flo
     __syncthreads();
 }
 
-// Which channels a block for the weights has.
+// The slice and the channels of a block for the weights.
 struct Weights {
     u32 c0, col0;   // first that are read, first that are written
     u32 slice;
@@ -291,7 +291,7 @@ __device__ __forceinline__ void leave_weights(const Backward& s, const Weights& 
 // Adds the slices' sums to the gradient of the weights.
 __device__ __forceinline__ void finish_weights(const Backward& s, const Weights& at,
                                                Span<float> partial, Span<float> dw) {
-    constexpr u32 AT_ONCE = 4;  // weights of a thread whose loads are under way together
+    constexpr u32 AT_ONCE = 4;  // weights of a thread whose loads are in flight together
     u32 all = 9 * s.from.c * s.to.c, step = pad16(s.to.c), mine = 9 * at.chunk * at.cols;
     for (u32 first = threadIdx.x; first < mine; first += AT_ONCE * blockDim.x) {
         u32 from[AT_ONCE], to[AT_ONCE];
@@ -335,8 +335,8 @@ __device__ __forceinline__ void load_channels(const Backward& s, Span<const floa
     }
 }
 
-// Outputs of the blocks. They are located where they are written: until then registers are for
-// sums.
+// Outputs of the blocks. They are located where they are written, so that until then registers are
+// free for sums.
 struct Results {
     Span<float> dx, dw;
     NormGradient norm;

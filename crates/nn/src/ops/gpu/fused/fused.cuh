@@ -107,8 +107,8 @@ __device__ __forceinline__ u32 element(const Source& of, u32 image, u32 y, u32 x
     return ((image * of.h + each * y) * of.w + each * x) * of.c + channel;
 }
 
-// What is loaded for a pixel: its element, or those of its window. Loads and arithmetic are apart,
-// so that a thread has the loads of several pixels under way before it needs the first.
+// The elements loaded for a pixel: its own, or those of its window. Loads and arithmetic are
+// separate, so that a thread has the loads of several pixels in flight before it needs the first.
 template <u32 KIND>
 struct Raw {
     static constexpr u32 EACH = KIND == POOL ? 4 : 1;
@@ -157,7 +157,7 @@ __device__ __forceinline__ u32 channels_of(const Tile& t, Channels which) {
 template <class P, u32 KIND>
 __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, const Origin& at,
                                             Channels which, u32 end, float* planes) {
-    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 5;  // pixels whose loads are under way together
+    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 5;  // pixels whose loads are in flight together
     u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, rows = t.h + 2, step = 32 / lanes;
     const Source& of = from.of;
     for (u32 c = lane % lanes; c < channels_of<P>(t, which); c += lanes) {
@@ -170,8 +170,8 @@ __device__ __forceinline__ void load_planes(const Input& from, const Tile& t, co
             bool inside = image < end && y < t.rows && c < which.n;
             float* to = planes + c / P::EACH * t.plane + r * t.pitch;
             for (u32 j = lane / lanes; j < t.w + 2; j += AT_ONCE * step) {
-                // Beside the image the first element is read, and not used: a load that is left
-                // out would be a branch, at which the thread waits for the loads before.
+                // Outside of the image the first element is read, and not used: to omit a load
+                // would take a branch, at which the thread waits for the earlier loads.
                 Raw<KIND> raw[AT_ONCE];
                 bool is[AT_ONCE];
 #pragma unroll
@@ -258,7 +258,7 @@ template <class P, bool GRADIENT>
 __device__ __forceinline__ void load_weights(const Filter& of, const Area& area, Channels which,
                                              u32 col, float* weights) {
     if constexpr (P::MATRIX) return load_filter<P, GRADIENT>(of, area, which, col, weights);
-    constexpr u32 AT_ONCE = 5;  // loads under way together: all of a block's for 8 columns
+    constexpr u32 AT_ONCE = 5;  // loads in flight together: all of a block's for 8 columns
     u32 lane = threadIdx.x % 8, step = pad16(of.out_c), written = GRADIENT ? of.in_c : of.out_c;
     u32 rows = blockDim.x / 8, all = 72 * area.groups, cols = 8 * area.groups;
     for (u32 first = threadIdx.x / 8; first < all; first += AT_ONCE * rows) {
@@ -304,7 +304,7 @@ __device__ __forceinline__ bool is_last(Span<u32> tickets, u32 which, u32 blocks
 // to 7 get theirs.
 __device__ __forceinline__ Pair sum_parts(Span<double> partial, u32 parts, u32 channels,
                                           u32 first) {
-    constexpr u32 AT_ONCE = 4;  // parts whose loads are under way together
+    constexpr u32 AT_ONCE = 4;  // parts whose loads are in flight together
     u32 lane = threadIdx.x % 32, channel = first + lane % 8;
     Pair sums = {0.0, 0.0};
     for (u32 part = lane / 8; channel < channels && part < parts; part += 4 * AT_ONCE) {

@@ -10,7 +10,7 @@ struct Head {
     u32 batch, classes;
     u32 pixels, across;  // pixels of an image after pooling, and of a row
     u32 columns;         // threads across channels: a power of two, at most 32
-    u32 class_columns;   // threads across classes, likewise
+    u32 class_columns;   // threads across classes: a power of two, at most 32
     u32 images;          // images of a block
     u32 parts;           // blocks
     u32 affine;          // first float of the norm coefficients, in shared memory
@@ -21,7 +21,7 @@ struct Head {
 template <u32 KIND>
 __device__ __forceinline__ double sum_of(const Head& s, Span<const float> z, const Affine& a,
                                          u32 image, u32 channel) {
-    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are under way together
+    constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are in flight together
     double sum = 0.0;
     u32 rows = THREADS_HERE / s.columns;
     for (u32 p = threadIdx.x / s.columns; p < s.pixels; p += AT_ONCE * rows) {
@@ -84,8 +84,8 @@ __device__ __forceinline__ void write_logits(const Head& s, Span<const float> w,
     }
 }
 
-// A block has an image at a time. Its threads have read an image's means before they meet in the
-// sums of its logits, so that the means of the next image may overwrite them.
+// A block processes one image at a time. The sums of the logits synchronise its threads after all
+// of them have read the means, so that the means of the next image may overwrite them.
 extern "C" __global__ void __launch_bounds__(128, 8)
     head_forward(Span<const float> z, Span<const float> mean, Span<const float> var,
                  Span<const float> gamma, Span<const float> beta, Span<const float> w,

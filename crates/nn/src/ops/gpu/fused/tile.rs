@@ -58,9 +58,9 @@ impl PixelCut {
         PixelCut { size: [of.h, of.w], images, h, w, across, down: of.h.div_ceil(h) }
     }
 
-    /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4,
-    /// and if there is one, such that the rows that a warp reads together lie in different banks
-    /// (they are 2 apart, and 32 floats are read at once).
+    /// Floats from row to row of a tile whose windows are read 4 pixels at a time: a multiple of 4.
+    /// If possible, the rows that a warp reads together are in different banks (these rows are 2
+    /// apart, and a warp reads 32 floats at once).
     fn pitch(&self) -> usize {
         let least = self.w + 4;
         let banks = |pitch: usize| 2 * pitch % 32;
@@ -108,18 +108,20 @@ impl PixelCut {
 pub(super) struct Fit {
     pub(super) cut: PixelCut,
     pub(super) tile: FusedTile,
-    /// Plane of a result; of rows, floats of all of them.
+    /// Floats from channel to channel of the results; for a pass with rows, floats of all rows.
     pub(super) staging: usize,
     /// First float of the weights, or of the rows.
     pub(super) weights: usize,
     /// First float of the tables of tensor cores.
     pub(super) tables: usize,
-    /// Floats of all that.
+    /// Floats of planes, weights or rows, and tables together, or of the results if these are more.
     pub(super) floats: usize,
     pub(super) threads: usize,
-    /// Floats from one row to the next, from one pixel to the next; threads that share the rows.
+    /// Floats from one row to the next.
     pub(super) row: usize,
+    /// Floats from one pixel to the next.
     pub(super) pixel: usize,
+    /// Threads that share the rows.
     pub(super) subsets: usize,
 }
 
