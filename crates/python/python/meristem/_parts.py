@@ -215,7 +215,8 @@ class PartialSweep:
 
     def _ended(self, number: int, ended: str | None) -> str | None:
         """The reason for the end of a member, of which its fleet says ``ended``."""
-        # A fleet that has lost all its members was not told so.
+        # A fleet whose members have all ended gets no more tasks, so its own leaderboard does not have the last
+        # of these ends.
         return self.reason if ended == "planned" or (ended is None and number in self.ended) else ended
 
     def weights(self, env: int) -> bytes:
