@@ -1,6 +1,7 @@
 //! CSV files (RFC 4180): limits, and rows with the lines at which they begin.
 
 use std::cell::Cell;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -141,12 +142,29 @@ pub(super) struct CsvFile {
     rows: usize,
 }
 
-/// A row of a CSV file.
+/// Where a row is in its file.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Place {
+    /// The line at which it begins, from 1.
+    Line(u64),
+    /// Its number in a file without lines, from 1.
+    Row(u64),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Line(line) => write!(f, "line {line}"),
+            Self::Row(row) => write!(f, "row {row}"),
+        }
+    }
+}
+
+/// A row of a table, as the text of its cells.
 pub(super) struct Row<'a> {
-    path: &'a Path,
-    /// Line at which the row begins, from 1.
-    pub(super) line: u64,
-    record: &'a ByteRecord,
+    pub(super) path: &'a Path,
+    pub(super) place: Place,
+    pub(super) record: &'a ByteRecord,
 }
 
 impl CsvFile {
@@ -194,7 +212,7 @@ impl CsvFile {
             }
             Some(_) => self.rows += 1,
         }
-        Ok(Some(Row { path: &self.path, line, record: &self.record }))
+        Ok(Some(Row { path: &self.path, place: Place::Line(line), record: &self.record }))
     }
 }
 
@@ -216,19 +234,19 @@ impl<'a> Row<'a> {
         })
     }
 
-    /// The error for a cell, which names its line and column.
+    /// The error for a cell, which names its place and column.
     pub(super) fn wrong(&self, column: &str, expected: &str, got: &str, remedy: &str) -> Error {
-        wrong_cell(self.path, self.line, column, [expected, &quoted(got), remedy])
+        wrong_cell(self.path, self.place, column, [expected, &quoted(got), remedy])
     }
 }
 
 /// The error for a cell: the expected value, the actual one, and the remedy.
 pub(super) fn wrong_cell(
     path: &Path,
-    line: u64,
+    place: Place,
     column: &str,
     [expected, got, remedy]: [&str; 3],
 ) -> Error {
-    let what = format!("{} in line {line}", quoted(column));
+    let what = format!("{} in {place}", quoted(column));
     Mismatch::new(what, expected, got).remedy(remedy).in_layout(path)
 }

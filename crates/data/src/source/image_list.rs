@@ -9,7 +9,7 @@ use std::path::Path;
 use csv::StringRecord;
 
 use super::Source;
-use super::csv_file::{self, CELL_MAX, Limited, ROWS_MAX, quoted, too_large, unreadable};
+use super::csv_file::{self, CELL_MAX, Limited, Place, ROWS_MAX, quoted, too_large, unreadable};
 use super::identity::WatchedFiles;
 use super::listing::{ImageFile, Listing};
 use crate::error::{Mismatch, Result};
@@ -75,7 +75,7 @@ fn row(path: &Path, columns: &Columns, record: &StringRecord) -> Result<ImageRow
     let line = record.position().map_or(0, csv::Position::line);
     let wrong = |column: &str, expected: &str, got: &str| {
         let cell = [expected, &quoted(got), "correct the line or remove it"];
-        csv_file::wrong_cell(path, line, column, cell)
+        csv_file::wrong_cell(path, Place::Line(line), column, cell)
     };
     let row = ImageRow {
         line,

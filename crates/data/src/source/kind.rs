@@ -29,7 +29,8 @@ pub enum Source {
     /// `.npz` or `.safetensors` with `train_images` or `train_inputs`, and `train_labels` or
     /// `train_targets`; arrays of a test split have `test` in their names.
     Arrays,
-    /// A CSV file of numbers and categories, with target columns; rows are vectors.
+    /// A CSV, Parquet or Arrow file of numbers and categories, with target columns; rows are
+    /// vectors.
     Table,
     /// Signals of ten classes, generated.
     Mnist1d,
@@ -124,10 +125,11 @@ impl Source {
                  from 0 to 1) or train_targets (numbers, N or N×K), and arrays of the same names \
                  with test for a test split"]
             }
-            Self::Table => {
-                &["a CSV file whose first line has the names of the columns: --target names those \
-                 of targets, split (train or test) makes a test split, all others are features"]
-            }
+            Self::Table => &[
+                "a CSV file whose first line has the names of the columns, or a Parquet or Arrow \
+                 file: --target names the columns of targets, split (train or test) makes a test \
+                 split, all others are features",
+            ],
         };
         names.iter().map(|name| name.to_string()).collect()
     }

@@ -1,6 +1,8 @@
 //! Tests of the public interface, in one program: each links everything that it uses.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
+#[cfg(feature = "parquet")]
+mod column_files;
 mod common;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -1,11 +1,12 @@
-//! The first line of a table, and its cells.
+//! The names of the columns of a table, and its cells.
 
 use std::collections::HashMap;
 use std::path::Path;
 
+use super::file::TableFile;
 use crate::error::{Error, Mismatch, Result};
 use crate::notes;
-use crate::source::csv_file::{self, CELL_MAX, CsvFile, Row, quoted};
+use crate::source::csv_file::{self, CELL_MAX, Row, quoted};
 use crate::source::table_rules::fits;
 
 /// Name of the column that divides the rows into splits, in any case.
@@ -59,19 +60,22 @@ pub(super) struct Header {
     places: HashMap<String, usize>,
     /// Position of the column of splits.
     pub(super) split: Option<usize>,
+    /// Where the names are in the file, for messages.
+    pub(super) header: &'static str,
 }
 
 impl Header {
-    /// Opens the file at `path`, and reads its first line.
+    /// Opens the file at `path`, and reads the names of its columns.
     ///
     /// # Errors
-    /// [`Error::Layout`]: no first line, a column without a name, two columns of one name; the
+    /// [`Error::Layout`]: no names, a column without a name, two columns of one name; the
     /// errors of reading.
-    pub(super) fn open(path: &Path) -> Result<(Self, CsvFile)> {
+    pub(super) fn open(path: &Path) -> Result<(Self, TableFile)> {
+        let mut file = TableFile::open(path)?;
+        let header = file.header();
         let wrong = |expected: &str, got: String, remedy: &str| {
-            Err(Mismatch::new("line 1", expected, got).remedy(remedy).in_layout(path))
+            Err(Mismatch::new(header, expected, got).remedy(remedy).in_layout(path))
         };
-        let mut file = CsvFile::open(path)?;
         let Some(row) = file.next_row()? else {
             let remedy = "add a first line such as size,colour,price";
             return wrong("names of columns", "an empty file".into(), remedy);
@@ -100,14 +104,14 @@ impl Header {
             let remedy = "rename or remove the others";
             return wrong("at most one column `split`, in any case", "more".into(), remedy);
         }
-        Ok((Self { names, places, split }, file))
+        Ok((Self { names, places, split, header }, file))
     }
 
-    /// Opens the file again, behind its first line.
+    /// Opens the file again, and reads the names again.
     ///
     /// # Errors
-    /// [`Error::Changed`] for another first line; the errors of [`Self::open`].
-    pub(super) fn reopen(&self, path: &Path) -> Result<CsvFile> {
+    /// [`Error::Changed`] for other names; the errors of [`Self::open`].
+    pub(super) fn reopen(&self, path: &Path) -> Result<TableFile> {
         let (again, file) = Self::open(path)?;
         if again == *self { Ok(file) } else { Err(Error::Changed { path: path.into() }) }
     }
@@ -120,7 +124,7 @@ impl Header {
         let place = self.position(name).filter(|place| self.split != Some(*place));
         place.ok_or_else(|| {
             let expected = format!("names of columns with {}, as in the rules", quoted(name));
-            Mismatch::new("line 1", expected, self.listed())
+            Mismatch::new(self.header, expected, self.listed())
                 .remedy("give a table with the columns of the training table")
                 .in_layout(path)
         })
@@ -152,7 +156,7 @@ impl Header {
             "train" => Ok(false),
             "test" => Ok(true),
             other => {
-                let remedy = "correct the line, or rename the column if it is a feature";
+                let remedy = "correct it, or rename the column if it is a feature";
                 Err(row.wrong(SPLIT, "train or test", other, remedy))
             }
         }

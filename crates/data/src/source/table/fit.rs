@@ -9,7 +9,7 @@ use std::path::Path;
 use super::cells::{self, Cell, Header};
 use crate::error::{Error, Mismatch, Result};
 use crate::notes;
-use crate::source::csv_file::{Row, quoted, wrong_cell};
+use crate::source::csv_file::{Place, Row, quoted, wrong_cell};
 use crate::source::table_rules::{
     CATEGORIES_MAX, FEATURES_MAX, FeatureColumn, FeatureRule, MissingValues, NumberColumn,
     TableOptions, TableRules, TargetColumns,
@@ -19,13 +19,13 @@ use crate::targets::{OUTPUTS_MAX, OutputMoments};
 
 /// A cell that decided on the kind of its column.
 struct Evidence {
-    line: u64,
+    place: Place,
     text: String,
 }
 
 impl Evidence {
     fn of(row: &Row<'_>, text: &str) -> Self {
-        Self { line: row.line, text: text.into() }
+        Self { place: row.place, text: text.into() }
     }
 }
 
@@ -72,9 +72,9 @@ impl<'a> Column<'a> {
 
     /// Checks that no number is infinite or too large.
     fn check_numbers(&self, path: &Path) -> Result<()> {
-        let Some(Evidence { line, text }) = &self.too_large else { return Ok(()) };
+        let Some(Evidence { place, text }) = &self.too_large else { return Ok(()) };
         let cell = ["a finite number of at most 3.4e38", &quoted(text), "correct the value"];
-        Err(wrong_cell(path, *line, self.name, cell))
+        Err(wrong_cell(path, *place, self.name, cell))
     }
 }
 
@@ -93,9 +93,13 @@ pub(super) fn derive(path: &Path, header: &Header, options: &TableOptions) -> Re
     let mut features = columns(&mut (0..header.names.len()).filter(is_feature));
     let mut targets = columns(&mut targets.iter().copied());
     if features.is_empty() {
-        return Err(Mismatch::new("line 1", "a column of features beside the targets", "none")
-            .remedy("add one")
-            .in_layout(path));
+        return Err(Mismatch::new(
+            header.header,
+            "a column of features beside the targets",
+            "none",
+        )
+        .remedy("add one")
+        .in_layout(path));
     }
     let mut rows = 0_u64;
     each_training_row(path, header, &mut |row| {
@@ -157,7 +161,7 @@ fn target_places(header: &Header, names: &[String]) -> Result<Vec<usize>> {
         argument: "target",
         expected,
         got,
-        remedy: "name columns of the first line of the file, such as --target price".into(),
+        remedy: "name columns of the file, such as --target price".into(),
     };
     if names.is_empty() {
         return Err(wrong(format!("one or some of {}", header.listed()), "none".into()));
@@ -194,10 +198,10 @@ fn feature_sets<'a>(
     missing: MissingValues,
 ) -> Result<Vec<FeatureSet<'a>>> {
     let of_column = |column: &'a Column<'a>| {
-        if let Some(Evidence { line, text }) = &column.text {
+        if let Some(Evidence { place, text }) = &column.text {
             if column.count > 0 {
                 notes::say(&format!(
-                    "column {} has categories because of {} in line {line}; {} of its values are \
+                    "column {} has categories because of {} in {place}; {} of its values are \
                      numbers",
                     quoted(column.name),
                     quoted(text),
@@ -250,13 +254,13 @@ impl FeatureSet<'_> {
         }
         if categories.len() == CATEGORIES_MAX {
             let first = match &self.column.text {
-                Some(Evidence { line, text }) => {
-                    format!("; it has categories because of {} in line {line}", quoted(text))
+                Some(Evidence { place, text }) => {
+                    format!("; it has categories because of {} in {place}", quoted(text))
                 }
                 None => String::new(),
             };
             let expected = format!("one of at most {CATEGORIES_MAX} categories{first}");
-            let remedy = "correct that line, or leave the column out";
+            let remedy = "correct that value, or leave the column out";
             return Err(row.wrong(self.column.name, &expected, text, remedy));
         }
         categories.insert(category.to_string());
@@ -295,12 +299,12 @@ impl<'a> TargetSet<'a> {
             column.text.is_some() || !column.has_fraction && column.too_large.is_none()
         };
         match columns {
-            [Column { name, text: Some(Evidence { line, text }), has_fraction: true, .. }]
+            [Column { name, text: Some(Evidence { place, text }), has_fraction: true, .. }]
                 if !numbers =>
             {
                 let expected = "a number, as other targets, which are not whole";
                 let remedy = "correct the value; classes are text, or whole numbers";
-                return Err(wrong_cell(path, *line, name, [expected, &quoted(text), remedy]));
+                return Err(wrong_cell(path, *place, name, [expected, &quoted(text), remedy]));
             }
             [column] if !numbers && is_class(column) => {
                 return Ok(match column.text {
@@ -311,14 +315,14 @@ impl<'a> TargetSet<'a> {
             _ => {}
         }
         for column in columns {
-            if let Some(Evidence { line, text }) = &column.text {
+            if let Some(Evidence { place, text }) = &column.text {
                 let expected = match columns {
                     [_] => "a number, for task regress",
                     _ => "a number, as every one of several targets",
                 };
                 let remedy = "correct the value, or give one target column of classes";
                 let cell = [expected, &quoted(text), remedy];
-                return Err(wrong_cell(path, *line, column.name, cell));
+                return Err(wrong_cell(path, *place, column.name, cell));
             }
             column.check_numbers(path)?;
         }
