@@ -226,7 +226,11 @@ impl Setup {
                 None => alike.push(vec![number]),
             }
         }
-        alike.iter().try_for_each(|members| self.check_patterns(members))
+        let is_of_all = alike.len() == 1;
+        alike.iter().try_for_each(|members| {
+            let checked = self.check_patterns(members);
+            checked.map_err(|error| if is_of_all { error } else { error.in_member(members[0]) })
+        })
     }
 
     /// Checks the patterns of members that have the same parameter groups.
