@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -68,8 +69,17 @@ fn with_runs_of(version: &str) -> Meristem {
 /// Runs a command with portable kernels, as the stored runs, so that it works on every machine.
 fn portable(m: &Meristem, arguments: &str, version: &str) -> CommandOutput {
     let mut command = m.command();
-    command.args(arguments.split_whitespace()).env("MERISTEM_ISA", "portable");
-    let said = command_output(output(&mut command));
+    succeeds(command.env("MERISTEM_ISA", "portable"), arguments, version)
+}
+
+/// Runs a command with the fastest kernels, which it may choose where it continues no stored run.
+fn fast(m: &Meristem, arguments: &str, version: &str) -> CommandOutput {
+    succeeds(&mut m.command(), arguments, version)
+}
+
+fn succeeds(command: &mut Command, arguments: &str, version: &str) -> CommandOutput {
+    command.args(arguments.split_whitespace());
+    let said = command_output(output(command));
     let context = format!("{version}: {arguments}\n{}{}", said.stdout, said.stderr);
     assert_eq!(said.code, Some(0), "{context}");
     said
@@ -135,7 +145,7 @@ fn comparisons_of_every_version_continue() {
 fn runs_of_every_version_are_listed_and_reported() {
     for version in versions() {
         let m = with_runs_of(&version);
-        let listed = portable(&m, "runs . --json", &version).stdout;
+        let listed = fast(&m, "runs . --json", &version).stdout;
         let listed: Value = serde_json::from_str(&listed).unwrap();
         let rows = listed["runs"].as_array().unwrap();
         let all = runs(&m);
@@ -147,17 +157,17 @@ fn runs_of_every_version_are_listed_and_reported() {
                 (&(*state).into(), &Value::Null),
                 "{version}"
             );
-            portable(&m, &format!("export csv {run} --out {run}.csv"), &version);
+            fast(&m, &format!("export csv {run} --out {run}.csv"), &version);
             let rows = fs::read_to_string(m.path(&format!("{run}.csv"))).unwrap();
             let header = rows.lines().next().unwrap();
             assert!(header.contains("control_accuracy") && rows.lines().count() > 2, "{rows}");
         }
         let names: Vec<&str> = all.iter().map(|(run, _)| *run).collect();
         let named = names.join(" ");
-        let compared = portable(&m, &format!("runs compare {named} --json"), &version).stdout;
+        let compared = fast(&m, &format!("runs compare {named} --json"), &version).stdout;
         let compared: Value = serde_json::from_str(&compared).unwrap();
         assert_eq!(compared["runs"].as_array().unwrap().len(), all.len(), "{compared}");
-        portable(&m, &format!("runs report {named} --out report.html"), &version);
+        fast(&m, &format!("runs report {named} --out report.html"), &version);
         let report = fs::read_to_string(m.path("report.html")).unwrap();
         assert!(names.iter().all(|run| report.contains(run)), "{version}");
     }
@@ -170,7 +180,7 @@ fn weights_and_policies_of_every_version_are_used() {
     for version in versions() {
         let m = with_runs_of(&version);
         let weights = "complete/weights/env-0.safetensors";
-        let said = portable(&m, &format!("eval --weights {weights} --json"), &version).stdout;
+        let said = fast(&m, &format!("eval --weights {weights} --json"), &version).stdout;
         let evaluated: Value = serde_json::from_str(&said).unwrap();
         let summary = value(&m, "complete/summary.json");
         // Current kernels round differently, so a few of the 10,000 images may be classified
@@ -178,14 +188,14 @@ fn weights_and_policies_of_every_version_are_used() {
         let [then, now] = [&summary["envs"][0]["test_accuracy"], &evaluated["accuracy"]];
         let [then, now] = [then, now].map(|share| share.as_f64().unwrap());
         assert!((then - now).abs() < 0.002, "{version}: {then}, now {now}");
-        portable(&m, &format!("export onnx {weights} --out model.onnx"), &version);
+        fast(&m, &format!("export onnx {weights} --out model.onnx"), &version);
         for (run, flags) in [
             ("begun", format!("--controller none --init {weights}")),
             ("topology", "--controller none --start-topology complete".to_string()),
             ("greedy", "--controller greedy:complete/policy.safetensors".into()),
             ("learns", "--controller ppo --policy complete/policy.safetensors --rounds 1".into()),
         ] {
-            portable(&m, &format!("{TINY} --run-dir {run} {flags}"), &version);
+            fast(&m, &format!("{TINY} --run-dir {run} {flags}"), &version);
         }
     }
 }
