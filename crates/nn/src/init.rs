@@ -6,6 +6,7 @@
 use meristem_device::random::{Purpose, Rng};
 
 use crate::graph::{Init, ParamSpec};
+use crate::name_key::name_key;
 
 /// The elements of a new parameter, in PyTorch's layout.
 pub(crate) fn values(param: &ParamSpec, seed: u64, env: u64) -> Vec<f32> {
@@ -71,13 +72,6 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
         }
     }
     sums.iter().sum::<f64>() + rest
-}
-
-/// FNV-1a, 64 bits. Written out here because repeatable runs depend on it.
-pub(crate) fn name_key(name: &str) -> u64 {
-    name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
-    })
 }
 
 #[cfg(test)]

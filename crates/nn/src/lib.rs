@@ -46,6 +46,7 @@ pub mod kernels;
 pub mod layout;
 mod loss;
 mod metrics;
+mod name_key;
 pub mod network;
 pub mod ops;
 pub mod plan;

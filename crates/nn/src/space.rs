@@ -32,8 +32,8 @@ pub enum Space {
     Momentum(GroupId),
     /// Running statistics of a group, f32.
     State(GroupId),
-    /// Batches counted by each batch norm of a group, the steps of its parameters, and in the host's
-    /// group the batches of dropout, i64.
+    /// Batches counted by each batch norm of a group, the steps of its parameters, and in the
+    /// host's group the batches of dropout, i64.
     Counters(GroupId),
     /// The n-th result, which the caller keeps.
     Output(usize),

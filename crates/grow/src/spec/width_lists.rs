@@ -60,7 +60,7 @@ impl WidthFamily {
         Ok(layers)
     }
 
-    /// The text up to the last part, and the probability of dropout in the last part, if it has one.
+    /// The text up to the last part, and the probability of dropout in the last part, if any.
     fn dropout(self, text: &str) -> Result<(&str, Option<f32>), HostError> {
         let Some((before, part)) = text.rsplit_once(',') else { return Ok((text, None)) };
         let Some(p) = part.trim().strip_prefix(DROPOUT).filter(|_| self == WidthFamily::Mlp) else {
@@ -110,8 +110,8 @@ impl WidthFamily {
     }
 }
 
-/// The sample as a vector; then for each width a linear layer, ReLU, the slot `h{i}`, and dropout if
-/// there is any.
+/// The sample as a vector; then for each width a linear layer, ReLU, the slot `h{i}`, and dropout
+/// if there is any.
 fn perceptron(widths: &[usize], dropout: Option<f32>) -> Vec<HostLayer> {
     let mut layers = vec![HostLayer::Flatten];
     for (i, out) in widths.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! Runs with dropout: rates of members, resumed, with replicas, copies and modules beside it (N3, P1).
+//! Runs with dropout: rates of members, resumed, with replicas, copies and modules beside it (N3,
+//! P1).
 
 use std::fs;
 
@@ -78,8 +79,8 @@ fn members_have_rates_of_their_own() {
 fn a_killed_run_resumes_to_the_same_bits() {
     let m = with_host();
     let script = r#"{"step": 1, "op": "WIDEN", "layer": "one", "by": 3}
-{"step": 2, "env": 0, "op": "GERMINATE", "slot": "before", "blueprint": "conv_light", "then": "FOSSILIZE"}
-{"step": 2, "env": 1, "op": "GERMINATE", "slot": "after", "blueprint": "conv_light", "then": "FOSSILIZE"}
+{"step": 2, "env": 0, "op":"GERMINATE","slot":"before","blueprint":"conv_light","then":"FOSSILIZE"}
+{"step": 2, "env": 1, "op":"GERMINATE","slot":"after","blueprint":"conv_light","then":"FOSSILIZE"}
 "#;
     fs::write(m.path("script.jsonl"), script).unwrap();
     let run = format!(

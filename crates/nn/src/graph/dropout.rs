@@ -6,7 +6,7 @@ use meristem_device::random::{Purpose, Rng};
 
 use super::{BlendOperands, Graph, NodeId, NodeOp};
 use crate::error::{Error, Result};
-use crate::init::name_key;
+use crate::name_key::name_key;
 
 /// Numbers of a dropout layer in device memory, see [`DropoutSpec::numbers`].
 pub(crate) const DROPOUT_NUMBERS: usize = 5;

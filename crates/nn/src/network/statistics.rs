@@ -37,9 +37,9 @@ impl Network {
         Ok(self.stream.fill("begin_statistics", &averages, Fill::Zero)?)
     }
 
-    /// The forward pass of a training step alone, without dropout, as the network is evaluated: each
-    /// batch norm adds the batch's statistics, with the parameters as they are, to its running ones. Ends a step that [`Network::differentiate`]
-    /// began. One launch; waits for nothing.
+    /// The forward pass of a training step alone, without dropout, as the network is evaluated:
+    /// each batch norm adds the batch's statistics, with the parameters as they are, to its running
+    /// ones. Ends a step that [`Network::differentiate`] began. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].

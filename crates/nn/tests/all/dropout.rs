@@ -332,7 +332,7 @@ fn the_state_of_the_optimiser_has_the_count_of_batches() {
     assert!(plain.momentum_dict().unwrap().get("dropout.batches").is_none());
 }
 
-/// A rollback resets the count with the optimiser, whether or not the snapshot was read from a file.
+/// A rollback resets the count with the optimiser, whether or not the snapshot is from a file.
 #[test]
 fn a_restored_snapshot_counts_from_0() {
     let stream = host::stream(1);
