@@ -38,6 +38,7 @@ mod hosts;
 mod json;
 mod learners;
 mod loss;
+mod policy;
 mod runs;
 mod searcher;
 mod settings;
@@ -62,6 +63,8 @@ mod _meristem {
     use super::hosts::{host_description, host_summary, host_text};
     #[pymodule_export]
     use super::learners::LearnerLoop;
+    #[pymodule_export]
+    use super::policy::train_policy;
     #[pymodule_export]
     use super::runs::{
         ensemble, losers, read_events, read_run, replay, resolved, resume, train, verify,
