@@ -13,7 +13,7 @@ mod common;
 use std::time::Instant;
 
 use meristem_control::policy::{
-    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
+    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape, PpoPass,
 };
 use meristem_control::{Controller, Learning, Ppo, PpoConfig, PpoOptions};
 use meristem_device::random::{Purpose, Rng};
@@ -60,7 +60,8 @@ fn quantile(times: &[f64], share: f64) -> f64 {
 }
 
 fn shape(hidden: usize) -> PolicyShape {
-    PolicyShape { features: 23 + 31 * SLOTS, slots: SLOTS, blueprints: 7, hidden }
+    let form = PolicyForm::Vector;
+    PolicyShape { form, features: 23 + 31 * SLOTS, slots: SLOTS, blueprints: 7, hidden }
 }
 
 fn new(stream: &Stream, hidden: usize, isa: Isa) -> BenchResult<Policy> {
@@ -180,7 +181,7 @@ impl Inputs {
 
     fn all(&self) -> PolicyInputs<'_> {
         let Self { observations, blueprints, keep, state } = self;
-        PolicyInputs { observations, blueprints, keep, state }
+        PolicyInputs { rows: vec![observations, blueprints, keep], state }
     }
 }
 

@@ -40,7 +40,8 @@
 //! - `action`, `heads`, `masks`, `rules`: actions, their choices and their legality;
 //! - `view`, `history`, `trend`: an env as a controller sees it;
 //! - `controller`, `heuristic`, `random`, `script`, `per_env`: controllers without a policy;
-//! - `observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and out of a policy;
+//! - `observation`, `set_observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and
+//!   out of a policy;
 //! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;
 //! - `governor`: rules that detect failed training.
 
@@ -66,6 +67,7 @@ mod reward;
 mod rules;
 mod sampling;
 mod script;
+mod set_observation;
 mod state;
 mod trend;
 mod view;
@@ -87,7 +89,7 @@ pub use observation::{
 pub use per_env::{EnvController, EnvControllers};
 pub use ppo::{
     Learning, PolicyDomain, PolicyOutputs, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_domain,
-    policy_seeds, policy_width,
+    policy_is_of_sets, policy_seeds, policy_width,
 };
 pub use random::RandomController;
 pub use report::RoundReport;
@@ -98,4 +100,4 @@ pub use sampling::{
 };
 pub use script::{Script, parse_action};
 pub use state::ControllerState;
-pub use view::EnvView;
+pub use view::{EnvFacts, EnvView};

@@ -59,10 +59,13 @@ impl Legality {
     /// Legality in the host's current state.
     pub fn from_host(host: &Host) -> Self {
         let blueprints = |slot| legal_blueprints(slot, host).collect();
-        Self {
-            slots: ActionOp::OF_HEAD.map(|op| legal_slots(op, host)),
-            blueprints: (0..host.slots().len()).map(blueprints).collect(),
-        }
+        let blueprints: Vec<Vec<bool>> = (0..host.slots().len()).map(blueprints).collect();
+        let slots = ActionOp::OF_HEAD.map(|op| match op {
+            // The sizes of all blueprints are compared with the limits once.
+            ActionOp::Germinate => blueprints.iter().map(|all| all.contains(&true)).collect(),
+            op => legal_slots(op, host),
+        });
+        Self { slots, blueprints }
     }
 
     /// Whether an op of the op head is legal. WAIT always is; any other op needs a legal slot.
@@ -75,17 +78,21 @@ impl Legality {
         self.slots.get(op.index()).map_or(&[], Vec::as_slice)
     }
 
-    /// Writes the legality of each slot as bit masks for the sampling kernel. The first word of a
-    /// slot holds the legal ops, op i in bit i. The following words hold the blueprints that may
-    /// germinate in the slot.
+    /// Blueprints that may germinate in a slot.
+    pub(crate) fn blueprints(&self, slot: usize) -> &[bool] {
+        self.blueprints.get(slot).map_or(&[], Vec::as_slice)
+    }
+
+    /// Writes the legality of each slot as bit masks of `words` words for the sampling kernel. The
+    /// first word of a slot holds the legal ops, op i in bit i. The following words hold the
+    /// blueprints that may germinate in the slot. In places beyond the slots nothing is legal.
     ///
     /// # Panics
-    /// If `places` has fewer than two words per slot.
-    pub fn write_places(&self, places: &mut [u32]) {
-        let words = places.len() / self.blueprints.len().max(1);
+    /// If `words` is too small for the ops and the blueprints.
+    pub fn write_places(&self, words: usize, places: &mut [u32]) {
+        places.fill(0);
         let slots = places.chunks_exact_mut(words.max(1)).zip(&self.blueprints).enumerate();
         for (slot, (words, blueprints)) in slots {
-            words.fill(0);
             let is = |op: &&ActionOp| self.slots(**op).get(slot).is_some_and(|legal| *legal);
             ActionOp::OF_HEAD.iter().filter(is).for_each(|op| words[0] |= 1 << op.index());
             let legal = blueprints.iter().enumerate().filter(|(_, legal)| **legal);

@@ -128,7 +128,7 @@ impl BaseObservation {
         }
     }
 
-    fn write(&self, row: &mut RowWriter<'_>) {
+    pub(crate) fn write(&self, row: &mut RowWriter<'_>) {
         row.all(&[self.step, self.loss, self.score]);
         row.all(&self.recent_losses);
         row.all(&self.recent_scores);
@@ -199,7 +199,7 @@ impl SlotObservation {
         }
     }
 
-    fn write(&self, row: &mut RowWriter<'_>) {
+    pub(crate) fn write(&self, row: &mut RowWriter<'_>) {
         row.all(&[self.occupied]);
         row.all(&self.stage);
         row.all(&[self.alpha, self.contribution, self.contribution_velocity]);
@@ -222,7 +222,7 @@ pub fn observation_len(slots: usize) -> usize {
 ///
 /// Values beyond the end of either slice are dropped.
 pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [u32]) {
-    let mut row = RowWriter { rest: row };
+    let mut row = RowWriter::new(row);
     BaseObservation::from_view(view).write(&mut row);
     for index in 0..view.host.slots().len() {
         SlotObservation::from_view(view, index).write(&mut row);
@@ -234,12 +234,16 @@ pub fn write_observation(view: &EnvView<'_>, row: &mut [f32], blueprints: &mut [
 }
 
 /// The part of a row that is not yet written.
-struct RowWriter<'a> {
+pub(crate) struct RowWriter<'a> {
     rest: &'a mut [f32],
 }
 
-impl RowWriter<'_> {
-    fn all(&mut self, values: &[f32]) {
+impl<'a> RowWriter<'a> {
+    pub(crate) fn new(row: &'a mut [f32]) -> Self {
+        Self { rest: row }
+    }
+
+    pub(crate) fn all(&mut self, values: &[f32]) {
         let rest = std::mem::take(&mut self.rest);
         let (here, rest) = rest.split_at_mut(values.len().min(rest.len()));
         here.copy_from_slice(&values[..here.len()]);
@@ -248,12 +252,12 @@ impl RowWriter<'_> {
 }
 
 /// L(x); a value that is not finite counts as 10^6.
-fn log_scale(x: f32) -> f32 {
+pub(crate) fn log_scale(x: f32) -> f32 {
     let x = if x.is_finite() { x } else { NOT_FINITE };
     x.signum() * x.abs().ln_1p() / 7.0
 }
 
-fn if_finite(x: f32) -> f32 {
+pub(crate) fn if_finite(x: f32) -> f32 {
     if x.is_finite() { x } else { 0.0 }
 }
 
@@ -262,7 +266,7 @@ fn tenths(pp: f32) -> f32 {
     (if_finite(pp) / 10.0).clamp(-1.0, 1.0)
 }
 
-fn over(steps: u32, episode_steps: u32) -> f32 {
+pub(crate) fn over(steps: u32, episode_steps: u32) -> f32 {
     steps as f32 / episode_steps.max(1) as f32
 }
 
@@ -273,4 +277,10 @@ fn last(values: &[f32], scale: impl Fn(f32) -> f32) -> [f32; RECENT_STEPS] {
         *place = scale(*value);
     }
     recent
+}
+
+/// Mean of the last three values, as the heuristic compares losses; 0 without a value.
+pub(crate) fn recent_mean(values: &[f32]) -> f32 {
+    let last = &values[values.len().saturating_sub(3)..];
+    last.iter().sum::<f32>() / last.len().max(1) as f32
 }

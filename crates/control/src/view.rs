@@ -1,9 +1,21 @@
 //! A controller's view of an env.
 
 use meristem_grow::{GateInputs, Host, Module};
+use meristem_nn::ScoreKind;
 
 use crate::action::ActionOp;
 use crate::history::SlotHistory;
+
+/// Facts about the training of an env that do not follow from its host.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EnvFacts {
+    /// Samples that the env trains on.
+    pub train_samples: usize,
+    /// Factor of the learning rates by the schedule in this step.
+    pub lr_factor: f32,
+    /// Score of the task.
+    pub score: ScoreKind,
+}
 
 /// An env at the time of its decision: after the epoch of training and the measurements of this
 /// step.
@@ -30,6 +42,8 @@ pub struct EnvView<'a> {
     pub measured: &'a [GateInputs],
     /// Earlier and current measurements of each enabled slot ([`crate::SlotHistories`]).
     pub history: &'a [SlotHistory],
+    /// Facts about its training.
+    pub facts: EnvFacts,
     /// The last op of this env and whether it succeeded; `None` in the first step.
     pub last: Option<(ActionOp, bool)>,
 }

@@ -9,7 +9,7 @@ use meristem_device::{Device, DeviceId};
 use crate::dataset::{self, Dataset, Residency};
 use crate::error::Result;
 use crate::source::table_rules::TableOptions;
-use crate::source::{self, DatasetFiles, DatasetSpec, Source, Split};
+use crate::source::{self, DatasetFiles, DatasetSpec, Generated, Source, Split};
 
 /// Identity of a cached dataset.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct CacheKey {
     pub no_cache: bool,
     /// Targets, missing values and rules of a table.
     pub table: TableOptions,
+    /// Options of a generated dataset.
+    pub generated: Generated,
     /// The split.
     pub split: Split,
     /// Storage of the images; never `Auto`.
@@ -100,7 +102,8 @@ pub fn load_files(
         }
         given => given,
     };
-    let DatasetSpec { source, root, skip_bad, resize, no_cache, table } = files.spec().clone();
+    let DatasetSpec { source, root, skip_bad, resize, no_cache, table, generated } =
+        files.spec().clone();
     let key = CacheKey {
         device: device.id(),
         source,
@@ -109,6 +112,7 @@ pub fn load_files(
         resize,
         no_cache,
         table,
+        generated,
         split,
         residency,
     };
@@ -211,6 +215,6 @@ pub fn clear(mut filter: impl FnMut(&CacheKey) -> bool) -> usize {
 
 fn spec_of(key: &CacheKey) -> DatasetSpec {
     let &CacheKey { source, ref root, skip_bad, resize, no_cache, ref table, .. } = key;
-    let (root, table) = (root.clone(), table.clone());
-    DatasetSpec { source, root, skip_bad, resize, no_cache, table }
+    let (root, table, generated) = (root.clone(), table.clone(), key.generated.clone());
+    DatasetSpec { source, root, skip_bad, resize, no_cache, table, generated }
 }

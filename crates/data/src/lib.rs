@@ -65,7 +65,9 @@ pub use normalization::Normalization;
 pub use parts::Subset;
 pub use shape::{InputKind, SampleShape, StoredType};
 pub use source::table_rules::{MissingValues, TableOptions, TableRules};
-pub use source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Source, Split};
+pub use source::{
+    CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Generated, OptionNumber, Source, Split,
+};
 pub use source::{decoded, table_rules as table};
 pub use targets::{SampleTargets, TargetKind};
 pub use verify::{Damage, SplitReport, VerifyReport, verify};

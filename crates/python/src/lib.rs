@@ -39,6 +39,7 @@ mod hosts;
 mod json;
 mod learners;
 mod loss;
+mod policy;
 mod runs;
 mod searcher;
 mod settings;
@@ -65,6 +66,8 @@ mod _meristem {
     use super::hosts::{host_description, host_summary, host_text};
     #[pymodule_export]
     use super::learners::LearnerLoop;
+    #[pymodule_export]
+    use super::policy::train_policy;
     #[pymodule_export]
     use super::runs::{
         ensemble, losers, over_seeds, read_events, read_run, replay, resolved, resume, train,

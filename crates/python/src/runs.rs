@@ -11,6 +11,7 @@ use meristem_device::DeviceId;
 use meristem_nn::{Network, ScoreKind};
 use meristem_train::eval::{EnsembleConfig, evaluate_ensemble};
 use meristem_train::external::{Custom, Searcher};
+use meristem_train::policy_training::{CurveLine, TrainingObserver};
 use meristem_train::reading::{EventTail, Reached, Run};
 use meristem_train::study::StudyObserver;
 use meristem_train::{self as engine, Event, Notice, Observer, Summary};
@@ -59,6 +60,15 @@ impl RunObserver {
         Self { checked: Instant::now(), on_event, raised: None, score: ScoreKind::default() }
     }
 
+    /// Calls `on_event` with a value, unless an exception was raised before.
+    fn call(&mut self, value: impl FnOnce(Python<'_>) -> PyResult<Py<PyAny>>) {
+        if let (Some(on_event), None) = (&self.on_event, &self.raised) {
+            let called = Python::attach(|py| on_event.call1(py, (value(py)?,)));
+            self.raised = called.err();
+        }
+        self.check_signals();
+    }
+
     fn check_signals(&mut self) {
         if self.checked.elapsed() >= SIGNALS_EVERY {
             let signals = Python::attach(|py| py.check_signals());
@@ -80,12 +90,7 @@ impl Observer for RunObserver {
             self.score = started.task.score();
         }
         let kind = self.score;
-        if let (Some(on_event), None) = (&self.on_event, &self.raised) {
-            let called =
-                Python::attach(|py| on_event.call1(py, (scores_to_python(py, event, kind)?,)));
-            self.raised = called.err();
-        }
-        self.check_signals();
+        self.call(|py| scores_to_python(py, event, kind));
     }
 
     fn batch_enqueued(&mut self, _env: usize, _network: &Network) -> engine::Result<()> {
@@ -99,6 +104,12 @@ impl Observer for RunObserver {
 }
 
 impl StudyObserver for RunObserver {}
+
+impl TrainingObserver for RunObserver {
+    fn line(&mut self, line: &CurveLine) {
+        self.call(|py| to_python(py, line));
+    }
+}
 
 /// Issues a warning through Python's `warnings`, which a program may print, hide or raise as an
 /// exception.

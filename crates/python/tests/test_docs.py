@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/python.md", "docs/data.md", "docs/tasks.md", "docs/members.md", "docs/optimizers.md", "docs/sweeps.md", "docs/learners.md", "docs/exchange.md", "docs/growth.md", "docs/growth-bench.md", "docs/scikit-learn.md", "crates/python/README.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md", "docs/python.md", "docs/control.md", "docs/data.md", "docs/tasks.md", "docs/members.md", "docs/optimizers.md", "docs/sweeps.md", "docs/learners.md", "docs/exchange.md", "docs/growth.md", "docs/growth-bench.md", "docs/scikit-learn.md", "crates/python/README.md"])
 def test_the_examples_run_in_their_order(page, tmp_path, monkeypatch):
     if page == "docs/scikit-learn.md":
         pytest.importorskip("sklearn", minversion="1.6")

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use meristem_control::{ActionOp, Controller, EnvView, SlotHistory};
+use meristem_control::{ActionOp, Controller, EnvFacts, EnvView, SlotHistory};
 use meristem_grow::{BlueprintSet, GateInputs, Host};
 use meristem_nn::ScoreKind;
 
@@ -251,6 +251,7 @@ pub struct SeenEnv {
     pub(crate) train_losses: Vec<f32>,
     pub(crate) measured: Vec<GateInputs>,
     pub(crate) history: Vec<SlotHistory>,
+    pub(crate) facts: EnvFacts,
     pub(crate) last: Option<(ActionOp, bool)>,
 }
 
@@ -295,6 +296,7 @@ impl SeenEnv {
             train_losses: view.train_losses.to_vec(),
             measured: view.measured.to_vec(),
             history: view.history.to_vec(),
+            facts: view.facts,
             last: view.last,
         }
     }
@@ -312,6 +314,7 @@ impl SeenEnv {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: &self.history,
+            facts: self.facts,
             last: self.last,
         }
     }

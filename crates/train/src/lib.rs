@@ -26,6 +26,7 @@
 //! | [`session`] | a run whose steps and actions the program controls |
 //! | [`learners`] | networks that the program trains with its own loop, without a dataset |
 //! | [`study`] | comparison of controllers on the same hosts |
+//! | [`policy_training`] | training of a policy on many cheap tasks |
 //! | [`growth_bench`] | methods of growth on several tasks, with a tuned learning rate for each |
 //! | `verify` | files of runs against their checksums |
 //! | [`eval`] | evaluation of a weights file, or of the networks of a run as an ensemble |
@@ -67,6 +68,7 @@ mod hosts;
 mod input_file;
 pub mod learners;
 mod own_loss;
+pub mod policy_training;
 mod position;
 mod processes;
 mod record;

@@ -1,12 +1,14 @@
 //! The policy: a recurrent network on the device. It turns observations into logits and a value.
 //!
-//! `network` describes the network and `loss` its objective, both as data. [`Policy`] holds the
-//! parameters, which serve two kinds of passes. [`Policy::act`] advances all envs by one step,
-//! carries the LSTM state, and draws actions. [`Policy::differentiate`] unrolls whole episodes and
-//! computes the gradient of the loss.
+//! `network` and `set_network` describe the network and `loss` its objective, all as data; `layers`
+//! has what both networks share. [`Policy`] holds the parameters, which serve two kinds of passes.
+//! [`Policy::act`] advances all envs by one step, carries the LSTM state, and draws actions.
+//! [`Policy::differentiate`] unrolls whole episodes and computes the gradient of the loss.
 
+mod layers;
 mod loss;
 mod network;
+mod set_network;
 
 use std::sync::Arc;
 
@@ -20,32 +22,29 @@ use meristem_nn::{
 };
 
 pub use self::loss::LossConfig;
-pub use self::network::{ADAM, PolicyConfig, PolicyShape};
+pub use self::network::{ADAM, PolicyConfig, PolicyForm, PolicyInput, PolicyShape};
 use crate::heads::Floors;
 
 /// Inputs of a pass, on the policy's stream. Rows are `[steps][sequences]`, with one sequence per
 /// env.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PolicyInputs<'a> {
-    /// f32 `[rows, features]`.
-    pub observations: &'a Tensor,
-    /// Blueprint of each slot's module, u32 `[rows, slots]`; [`PolicyShape::empty`] for an empty
-    /// slot.
-    pub blueprints: &'a Tensor,
-    /// f32 `[rows]`: 0 where a trajectory begins, which resets the state to zero; else 1.
-    pub keep: &'a Tensor,
+    /// The inputs of [`PolicyShape::inputs`] in their order, `[rows, width]` each. In `keep`, f32
+    /// `[rows]`, 0 resets the state to zero, where a trajectory begins; all other rows have 1. In
+    /// the form [`PolicyForm::Vector`], `blueprints` has [`PolicyShape::empty`] for an empty slot.
+    pub rows: Vec<&'a Tensor>,
     /// State before the first step, f32 `[sequences, 2·hidden]`.
     pub state: &'a Tensor,
 }
 
 impl<'a> PolicyInputs<'a> {
-    fn all(&self) -> [&'a Tensor; 4] {
-        [self.observations, self.blueprints, self.keep, self.state]
+    fn all(&self) -> Vec<&'a Tensor> {
+        self.rows.iter().copied().chain([self.state]).collect()
     }
 }
 
 /// Inputs of an update, on the policy's stream: one round of all envs.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PolicyBatch<'a> {
     /// Steps of every sequence.
     pub steps: usize,
@@ -63,7 +62,7 @@ pub struct PolicyBatch<'a> {
 
 /// Tensors of one acting step, on the policy's stream, with one row per env: the inputs of the draw
 /// that the network does not compute, and the results. See [`meristem_nn::kernels::sample`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ActTensors<'a> {
     /// Legality, u32 `[rows, slots · words]`: [`crate::Legality::write_places`].
     pub legality: &'a Tensor,
@@ -80,8 +79,8 @@ pub struct ActTensors<'a> {
     pub entropies: &'a Tensor,
     /// Output: V in units of reward, f32 `[rows]`.
     pub values: &'a Tensor,
-    /// Outputs: copies of observations, blueprints and `keep`.
-    pub seen: [&'a Tensor; 3],
+    /// Outputs: copies of [`PolicyInputs::rows`].
+    pub seen: Vec<&'a Tensor>,
 }
 
 /// A policy network with its parameters and optimiser, on one stream.
@@ -166,13 +165,13 @@ impl Policy {
         tensors: &ActTensors<'_>,
         next: &Tensor,
     ) -> Result<()> {
-        let ActTensors { legality, step, choices, legal, log_probs, entropies, values, seen } =
-            *tensors;
+        let &ActTensors { legality, step, choices, legal, log_probs, entropies, values, .. } =
+            tensors;
         let draw = SequenceDraw {
             sampler: &self.sampler,
             from: [legality, step],
             to: [choices, legal, log_probs, entropies, values],
-            seen: &seen,
+            seen: &tensors.seen,
         };
         self.network.act(&SequenceRun { steps: 1, inputs: &inputs.all() }, &draw, &[next])
     }
@@ -335,7 +334,8 @@ impl Policy {
 
     /// Checks the tensors of a batch and returns the number of rows. The network checks the inputs.
     fn check_batch(&self, batch: &PolicyBatch<'_>) -> Result<usize> {
-        let rows = batch.inputs.observations.dims().first().copied().unwrap_or(0);
+        let first = batch.inputs.rows.first().and_then(|input| input.dims().first());
+        let rows = first.copied().unwrap_or(0);
         let wide = |n: usize| vec![rows, n];
         for (name, tensor, dtype, shape) in [
             ("choices", batch.choices, DType::U32, wide(self.loss.heads.len())),

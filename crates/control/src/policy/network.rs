@@ -1,4 +1,4 @@
-//! The graph of the policy network.
+//! The graph of the policy network. The form [`PolicyForm::Vector`]:
 //!
 //! ```text
 //! observations ──────────┐
@@ -8,28 +8,62 @@
 //!                        └─ V's MLP ─ value
 //! ```
 //! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. Width 512 with three slots has 4.0 million
-//! parameters: 1.8 million of them in the MLPs.
+//! parameters: 1.8 million of them in the MLPs. `set_network` has the form [`PolicyForm::Set`].
 
+use meristem_device::DType;
 use meristem_nn::Result;
-use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder, Init, LstmNodes, NodeId};
+use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder};
 
 use super::argument;
+use super::layers::{mlp, recurrent};
+use super::set_network::{self, SetSizes};
 use crate::heads::HEADS;
 
 /// Size of a blueprint's embedding.
 const EMBEDDING: usize = 4;
 
-/// Sizes of a policy's inputs and outputs; a loaded policy must have the same.
+/// Form of a policy's observations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyForm {
+    /// One vector with a part for each slot, and the index of the blueprint in each slot. Weights
+    /// belong to one number of slots and one list of blueprints.
+    Vector,
+    /// A vector for the env, and two sets with a vector for each element: the slots and the
+    /// blueprints. The shapes of the weights depend on neither number, so one policy serves hosts
+    /// of any number of slots. Places beyond the slots of an env are padding.
+    Set {
+        /// Floats per slot.
+        slot_features: usize,
+        /// Floats per blueprint.
+        blueprint_features: usize,
+    },
+}
+
+/// Sizes of a policy's inputs and outputs. A loaded policy of the form [`PolicyForm::Vector`] must
+/// have the same; of the form [`PolicyForm::Set`], the same numbers of features and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyShape {
-    /// Floats per observation.
+    /// Form of the observations.
+    pub form: PolicyForm,
+    /// Floats per observation, without those of the sets.
     pub features: usize,
-    /// Number of slots.
+    /// Number of slots; of hosts with different numbers the largest.
     pub slots: usize,
     /// Number of blueprints in the set.
     pub blueprints: usize,
     /// Width of the hidden layers.
     pub hidden: usize,
+}
+
+/// An input of a policy with one row for each observation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PolicyInput {
+    /// Name.
+    pub name: &'static str,
+    /// Type of its numbers: f32 or u32.
+    pub dtype: DType,
+    /// Numbers per row.
+    pub width: usize,
 }
 
 /// Adam's settings for a policy (`docs/control.md`); the norm for clipping is over the whole
@@ -71,6 +105,29 @@ impl PolicyShape {
         self.heads().iter().sum()
     }
 
+    /// The inputs with one row for each observation, in the graph's order.
+    pub fn inputs(&self) -> Vec<PolicyInput> {
+        let Self { features, slots, blueprints, .. } = *self;
+        let input = |name, dtype, width| PolicyInput { name, dtype, width };
+        let floats = |name, width| input(name, DType::F32, width);
+        let (observations, keep) = (floats("observations", features), floats("keep", 1));
+        match self.form {
+            PolicyForm::Vector => {
+                vec![observations, input("blueprints", DType::U32, slots), keep]
+            }
+            PolicyForm::Set { slot_features, blueprint_features } => vec![
+                observations,
+                floats("slots", slots * slot_features),
+                floats("slots_present", slots),
+                floats("slots_scale", 1),
+                floats("blueprints", blueprints * blueprint_features),
+                floats("blueprints_present", blueprints),
+                floats("blueprints_scale", 1),
+                keep,
+            ],
+        }
+    }
+
     /// The network's graph. Linear layers have orthogonal weights with gain √2; the last layer of a
     /// head has gain .01, the last layer of V .1.
     ///
@@ -81,6 +138,23 @@ impl PolicyShape {
             let expected = "at least one feature, slot and hidden number".into();
             return Err(argument("shape", expected, format!("{self:?}")));
         }
+        match self.form {
+            PolicyForm::Vector => self.vector_graph(config),
+            PolicyForm::Set { slot_features, blueprint_features } => {
+                if slot_features == 0 || blueprint_features == 0 || self.blueprints == 0 {
+                    let expected = "a blueprint, and features of slots and blueprints".into();
+                    return Err(argument("shape", expected, format!("{self:?}")));
+                }
+                let (slots, blueprints) =
+                    ([self.slots, slot_features], [self.blueprints, blueprint_features]);
+                let Self { features, hidden, .. } = *self;
+                let sizes = SetSizes { features, slots, blueprints, hidden, heads: self.heads() };
+                set_network::graph(&sizes, config.adam)
+            }
+        }
+    }
+
+    fn vector_graph(&self, config: &PolicyConfig) -> Result<Graph> {
         let vector = |c: usize| Dims { c, h: 1, w: 1 };
         let mut b = GraphBuilder::new(vector(self.features), config.adam);
         let blueprints = b.indices(self.slots);
@@ -88,12 +162,7 @@ impl PolicyShape {
         let state = b.lstm_state(self.hidden);
         let embedded = b.embedding(blueprints, "embedding", self.blueprints + 1, EMBEDDING)?;
         let x = b.concat(&[b.input(), embedded])?;
-        let x = linear(&mut b, x, ("encoder.0", self.hidden, std::f32::consts::SQRT_2))?;
-        let x = layer_norm(&mut b, x, "encoder.1")?;
-        let x = b.relu(x);
-        let y = b.lstm(LstmNodes { x, keep, state }, "lstm")?;
-        let y = layer_norm(&mut b, y, "norm")?;
-        let x = b.add(x, y)?;
+        let x = recurrent(&mut b, x, self.hidden, (keep, state))?;
         let mut outputs = vec![];
         for (head, size) in HEADS.iter().zip(self.heads()) {
             outputs.push(mlp(&mut b, x, &format!("heads.{}", head.name), (size, 0.01))?);
@@ -102,25 +171,4 @@ impl PolicyShape {
         let output = b.concat(&outputs)?;
         b.finish(output)
     }
-}
-
-fn linear(
-    b: &mut GraphBuilder,
-    x: NodeId,
-    (name, out, gain): (&str, usize, f32),
-) -> Result<NodeId> {
-    b.linear(x, name, out, true, Some(Init::Orthogonal { gain }))
-}
-
-/// PyTorch's `LayerNorm` over the features, as a group norm of one group: existing policies were
-/// trained with its roundings.
-fn layer_norm(b: &mut GraphBuilder, x: NodeId, name: &str) -> Result<NodeId> {
-    b.group_norm(x, name, 1, 1.0)
-}
-
-fn mlp(b: &mut GraphBuilder, x: NodeId, name: &str, (out, gain): (usize, f32)) -> Result<NodeId> {
-    let middle = (3 * b.dims(x).c / 4).max(1);
-    let x = linear(b, x, (&format!("{name}.0"), middle, std::f32::consts::SQRT_2))?;
-    let x = b.relu(x);
-    linear(b, x, (&format!("{name}.2"), out, gain))
 }

@@ -6,15 +6,24 @@ use meristem_nn::safetensors::Metadata;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::normalizers::Normalizers;
 use super::{PolicyDomain, Ppo, ReturnScale};
 use crate::error::{Error, Result};
-use crate::normalizer::Normalizer;
 
-/// Version of the metadata.
+/// Version of the metadata of a policy for one number of slots.
 const VERSION: &str = "1";
+
+/// Version of the metadata of a policy for any host.
+const SET_VERSION: &str = "2";
+
+/// Metadata with the form of the observations, in a policy for any host.
+const FORM: (&str, &str) = ("form", "set");
 
 /// Key of the seeds.
 const SEEDS: &str = "seeds";
+
+/// Key of the normalisers of the elements of sets.
+const SET_NORMALIZERS: &str = "set_normalizers";
 
 /// Width of the policy in a file. [`Ppo::import`] requires a [`Ppo`] of the same width.
 ///
@@ -22,13 +31,29 @@ const SEEDS: &str = "seeds";
 /// [`Error::Policy`] for a file that is not a policy, or has another version.
 pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     let version = entry(metadata, "meristem_policy")?;
-    if version != VERSION {
+    if ![VERSION, SET_VERSION].contains(&version) {
         return Err(mismatch(format!(
-            "its format has version {version}, this program reads version {VERSION}; \
-             use the program that wrote it"
+            "its format has version {version}, this program reads versions {VERSION} and \
+             {SET_VERSION}; use the program that wrote it"
         )));
     }
     parse(metadata, "hidden")
+}
+
+/// Whether the policy in a file serves any host ([`Ppo::of_sets`]).
+///
+/// # Errors
+/// [`Error::Policy`] for a form that is not known.
+pub fn policy_is_of_sets(metadata: &Metadata) -> Result<bool> {
+    let (key, set) = FORM;
+    match metadata.get(key) {
+        None => Ok(false),
+        Some(form) if form == set => Ok(true),
+        Some(form) => Err(mismatch(format!(
+            "its observations have the form {form}, this program knows {set}; \
+             use the program that wrote it"
+        ))),
+    }
 }
 
 /// Names of the slots and blueprints that the policy in a file was trained with.
@@ -53,28 +78,68 @@ pub fn policy_seeds(metadata: &Metadata) -> Result<Vec<u64>> {
 
 /// Weights and metadata of a policy file, as [`Ppo::export`] returns them.
 pub(super) fn export(ppo: &Ppo) -> Result<(StateDict, Metadata)> {
+    let Normalizers { observations, sets } = &ppo.normalizers;
+    let version = if sets.is_some() { SET_VERSION } else { VERSION };
+    let of_sets = sets
+        .as_ref()
+        .map(|sets| Ok::<_, Error>([(FORM.0, FORM.1.to_string()), (SET_NORMALIZERS, json(sets)?)]));
     let metadata = [
         ("format", "pt".to_string()),
-        ("meristem_policy", VERSION.to_string()),
+        ("meristem_policy", version.to_string()),
         ("hidden", ppo.config.hidden.to_string()),
         ("slots", json(&ppo.domain.slots)?),
         ("blueprints", json(&ppo.domain.blueprints)?),
-        ("normalizer", json(&ppo.normalizer)?),
+        ("normalizer", json(observations)?),
         ("return_scale", json(&ppo.scale)?),
         (SEEDS, json(&ppo.seeds)?),
     ];
-    let metadata = metadata.into_iter().map(|(key, text)| (key.to_string(), text));
+    let metadata = metadata.into_iter().chain(of_sets.transpose()?.into_iter().flatten());
+    let metadata = metadata.map(|(key, text)| (key.to_string(), text));
     Ok((ppo.policy.state_dict()?, metadata.collect()))
 }
 
 /// Imports a policy from a file, as [`Ppo::import`] does.
 pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) -> Result<()> {
     let width = policy_width(metadata)?;
-    let PolicyDomain { slots, blueprints } = policy_domain(metadata)?;
-    let normalizer: Normalizer = parse(metadata, "normalizer")?;
+    let of_sets = policy_is_of_sets(metadata)?;
+    let sets = of_sets.then(|| parse(metadata, SET_NORMALIZERS)).transpose()?;
+    let normalizers = Normalizers { observations: parse(metadata, "normalizer")?, sets };
     let scale: ReturnScale = parse(metadata, "return_scale")?;
     let learned_with = policy_seeds(metadata)?;
-    let own = &ppo.domain;
+    if of_sets != ppo.normalizers.sets.is_some() {
+        let of = |of_sets| if of_sets { "any number of slots" } else { "one number of slots" };
+        let [its, own] = [of(of_sets), of(!of_sets)];
+        return Err(mismatch(format!(
+            "it is a policy for {its}, this run has one for {own}; start the run from the file, \
+             or train a new policy"
+        )));
+    }
+    if !of_sets {
+        check_domain(&policy_domain(metadata)?, &ppo.domain)?;
+    }
+    if width != ppo.config.hidden {
+        return Err(mismatch(format!(
+            "its width is {width}, this run needs {}; set the policy's width to {width}",
+            ppo.config.hidden
+        )));
+    }
+    if !ppo.normalizers.accept(&normalizers) || !scale.is_usable() {
+        return Err(mismatch("its normaliser is damaged; use another copy".into()));
+    }
+    ppo.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
+    (ppo.normalizers, ppo.scale) = (normalizers, scale);
+    let own = std::mem::replace(&mut ppo.seeds, learned_with);
+    for seed in own {
+        if !ppo.seeds.contains(&seed) {
+            ppo.seeds.push(seed);
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a policy for one number of slots was trained with those of this run.
+fn check_domain(trained: &PolicyDomain, own: &PolicyDomain) -> Result<()> {
+    let PolicyDomain { slots, blueprints } = trained;
     if slots.len() != own.slots.len() {
         return Err(mismatch(format!(
             "it was trained for {} slots ({}), this run has {} ({}); \
@@ -85,30 +150,13 @@ pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) ->
             own.slots.join(", ")
         )));
     }
-    if blueprints != own.blueprints {
+    if *blueprints != own.blueprints {
         return Err(mismatch(format!(
             "it was trained with the blueprints {}, this run has {}; \
              use the same blueprints, or train a new policy",
             blueprints.join(", "),
             own.blueprints.join(", ")
         )));
-    }
-    if width != ppo.config.hidden {
-        return Err(mismatch(format!(
-            "its width is {width}, this run needs {}; set the policy's width to {width}",
-            ppo.config.hidden
-        )));
-    }
-    if !normalizer.fits(ppo.normalizer.len()) || !scale.is_usable() {
-        return Err(mismatch("its normaliser is damaged; use another copy".into()));
-    }
-    ppo.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
-    (ppo.normalizer, ppo.scale) = (normalizer, scale);
-    let own = std::mem::replace(&mut ppo.seeds, learned_with);
-    for seed in own {
-        if !ppo.seeds.contains(&seed) {
-            ppo.seeds.push(seed);
-        }
     }
     Ok(())
 }

@@ -14,6 +14,7 @@ mod file;
 mod gpu;
 mod group;
 mod inbox;
+mod normalizers;
 mod ranks;
 mod rollout;
 mod state;
@@ -28,9 +29,10 @@ use meristem_nn::safetensors::Metadata;
 use meristem_nn::{Isa, StateDict};
 
 pub use self::config::PpoConfig;
-pub use self::file::{policy_domain, policy_seeds, policy_width};
+pub use self::file::{policy_domain, policy_is_of_sets, policy_seeds, policy_width};
 pub use self::group::PpoGroup;
-use self::inbox::StepInputs;
+use self::inbox::{StepHeader, StepInputs};
+use self::normalizers::Normalizers;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
 use self::targets::ReturnScale;
@@ -40,17 +42,18 @@ use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::heads::Floors;
 use crate::masks::HEAD_COUNT;
-use crate::normalizer::Normalizer;
 use crate::observation::observation_len;
-use crate::policy::{ActTensors, Policy, PolicyConfig, PolicyInputs, PolicyShape};
+use crate::policy::{ActTensors, Policy, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape};
 use crate::report::RoundReport;
+use crate::set_observation::SetObserver;
 use crate::state::ControllerState;
 use crate::view::EnvView;
 
 const NAME: &str = "ppo";
 
-/// Names of a policy's slots and blueprints; an imported file must match them.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Names of a policy's slots and blueprints. An imported file must match them, unless the policy
+/// serves any host; then they are those of the hosts with the most.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyDomain {
     /// Enabled slots in index order.
     pub slots: Vec<String>,
@@ -64,6 +67,23 @@ impl PolicyDomain {
         Self {
             slots: host.slots().iter().map(|slot| slot.name.to_string()).collect(),
             blueprints: host.blueprints().iter().map(|b| b.name.clone()).collect(),
+        }
+    }
+
+    /// The domain of a policy for all of these hosts: the slots and blueprints of the hosts with
+    /// the most of them.
+    pub fn from_hosts<'a>(hosts: impl IntoIterator<Item = &'a Host>) -> Self {
+        hosts.into_iter().map(Self::from_host).fold(Self::default(), Self::with_more)
+    }
+
+    /// The longer list of slots, and the longer list of blueprints.
+    pub fn with_more(self, other: Self) -> Self {
+        let most = |one: Vec<String>, other: Vec<String>| {
+            if other.len() > one.len() { other } else { one }
+        };
+        Self {
+            slots: most(self.slots, other.slots),
+            blueprints: most(self.blueprints, other.blueprints),
         }
     }
 }
@@ -110,7 +130,7 @@ pub struct Ppo {
     state: Tensor,
     /// LSTM state after the step; swapped with `state`.
     next_state: Tensor,
-    normalizer: Normalizer,
+    normalizers: Normalizers,
     scale: ReturnScale,
     /// Number of decisions in this round.
     step: usize,
@@ -120,6 +140,8 @@ pub struct Ppo {
     fresh: Vec<bool>,
     /// Steps of all rounds; part of the key of the random numbers.
     decisions: u64,
+    /// Number of rounds learned from.
+    rounds: u64,
     /// Actions of this round per op.
     ops: [u64; 6],
     /// Consecutive skipped updates.
@@ -175,19 +197,44 @@ impl Ppo {
         host: &Host,
         options: PpoOptions,
     ) -> Result<Self> {
-        let PpoOptions { envs, steps, seed, isa, learning } = options;
         let domain = PolicyDomain::from_host(host);
         let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
-        let (features, hidden) = (observation_len(slots), config.hidden);
-        let shape = PolicyShape { features, slots, blueprints, hidden };
+        let (form, features, hidden) = (PolicyForm::Vector, observation_len(slots), config.hidden);
+        let shape = PolicyShape { form, features, slots, blueprints, hidden };
+        Self::of_shape(stream, config, shape, domain, options)
+    }
+
+    /// Like [`Ppo::new`], with a policy for hosts of any number of slots and any blueprints
+    /// ([`PolicyForm::Set`]). In this run they have at most those of `domain`. The weights do not
+    /// depend on `domain`.
+    ///
+    /// # Errors
+    /// As [`Ppo::new`].
+    pub fn of_sets(
+        stream: &Stream,
+        config: PpoConfig,
+        domain: PolicyDomain,
+        options: PpoOptions,
+    ) -> Result<Self> {
+        let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
+        let shape = SetObserver::shape(slots, blueprints, config.hidden);
+        Self::of_shape(stream, config, shape, domain, options)
+    }
+
+    fn of_shape(
+        stream: &Stream,
+        config: PpoConfig,
+        shape: PolicyShape,
+        domain: PolicyDomain,
+        options: PpoOptions,
+    ) -> Result<Self> {
+        let PpoOptions { envs, steps, seed, isa, learning } = options;
         let greedy = learning == Learning::Greedy;
         let of = PolicyConfig { seed, adam: config.adam(), greedy };
         let policy = Policy::new(stream, shape, &of, &config.loss(), isa)?;
-        let logits = shape.logits();
         // Without learning the rollout holds only the current step.
         let steps = if learning == Learning::On { steps } else { 1 };
-        let shape = RolloutShape { steps, envs, features, slots, logits };
-        let rollout = Rollout::new(stream, shape)?;
+        let rollout = Rollout::new(stream, RolloutShape { steps, envs, policy: shape })?;
         rollout.begin()?;
         let mut it = Self {
             config,
@@ -197,15 +244,16 @@ impl Ppo {
             learning,
             state: policy.initial_state(envs)?,
             next_state: policy.initial_state(envs)?,
-            inbox: StepInputs::new(stream, shape, policy.legality_words())?,
+            inbox: StepInputs::new(stream, &shape, envs, policy.legality_words())?,
             policy,
             rollout,
-            normalizer: Normalizer::new(features),
+            normalizers: Normalizers::new(&shape),
             scale: ReturnScale::default(),
             step: 0,
             rewards_missing: false,
             fresh: vec![true; envs],
             decisions: 0,
+            rounds: 0,
             ops: [0; 6],
             skipped: 0,
             first_env: 0,
@@ -249,6 +297,19 @@ impl Ppo {
         file::export(self)
     }
 
+    /// Saves what was learned, between two rounds: weights, optimiser, normalisers, counters.
+    /// [`Controller::restore`] accepts it also for other numbers of envs and steps, and of slots
+    /// and blueprints if the policy serves any. One read-back.
+    ///
+    /// # Errors
+    /// [`Error::Protocol`] within a round; a failed device.
+    pub fn save_learned(&self) -> Result<ControllerState> {
+        match self.step {
+            0 => state::save_learned(self),
+            step => Err(protocol("the end of a round".into(), format!("step {step}"))),
+        }
+    }
+
     /// Imports a policy from a file and resets the optimiser. All or nothing. Does not wait.
     ///
     /// # Errors
@@ -262,16 +323,13 @@ impl Ppo {
     /// launch; does not wait.
     fn observe(&mut self, views: &[EnvView<'_>], gather: bool) -> Result<()> {
         self.check_views(views)?;
-        let step = SampleStep {
+        let key = SampleStep {
             step: self.decisions,
             first_env: self.first_env as u32,
             value_scale: self.scale.std() as f32,
         };
-        let normalizer = &mut self.normalizer;
-        let normalize = |row: &mut [f32]| {
-            if gather { normalizer.gather(row) } else { normalizer.normalize(row) }
-        };
-        self.inbox.send(views, &self.fresh, normalize, step)?;
+        let header = StepHeader { fresh: &self.fresh, gather, key };
+        self.inbox.send(views, &mut self.normalizers, header)?;
         self.run_policy()?;
         std::mem::swap(&mut self.state, &mut self.next_state);
         self.fresh.fill(false);
@@ -280,7 +338,7 @@ impl Ppo {
 
     /// Number of completed rounds.
     fn round(&self) -> u64 {
-        (self.decisions - self.step as u64) / self.rollout.shape().steps as u64
+        self.rounds
     }
 
     /// Sets the probability floors of the current round. Without learning all floors are 0.
@@ -326,8 +384,8 @@ impl Ppo {
 
     /// Enqueues a policy step on the inputs in the inbox. The rollout receives the results.
     fn run_policy(&mut self) -> Result<()> {
-        let StepInputs { observations, blueprints, keep, legality, step, .. } = &self.inbox;
-        let inputs = PolicyInputs { observations, blueprints, keep, state: &self.state };
+        let StepInputs { rows, legality, step, .. } = &self.inbox;
+        let inputs = PolicyInputs { rows: rows.iter().collect(), state: &self.state };
         let to = self.rollout.acted(self.step)?;
         let acting = ActTensors {
             legality,
@@ -337,21 +395,29 @@ impl Ppo {
             log_probs: &to.log_probs,
             entropies: &to.entropies,
             values: &to.values,
-            seen: to.seen.each_ref(),
+            seen: to.seen.iter().collect(),
         };
         Ok(self.policy.act(&inputs, &acting, &self.next_state)?)
     }
 
     /// Checks that the views list this rank's envs in order, and that the hosts fit the policy.
     fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
-        let RolloutShape { envs, steps, slots, .. } = *self.rollout.shape();
-        let blueprints = self.domain.blueprints.len();
+        let RolloutShape { envs, steps, .. } = *self.rollout.shape();
+        let PolicyShape { form, slots, blueprints, .. } = *self.policy.shape();
         let fits = |(index, view): (usize, &EnvView<'_>)| {
-            let (has_slots, has) = (view.host.slots().len(), view.host.blueprints().len());
-            view.env == self.first_env + index && has_slots == slots && has == blueprints
+            let has =
+                [(view.host.slots().len(), slots), (view.host.blueprints().len(), blueprints)];
+            let fits = |(has, most): &(usize, usize)| match form {
+                PolicyForm::Vector => has == most,
+                PolicyForm::Set { .. } => has <= most,
+            };
+            view.env == self.first_env + index && has.iter().all(fits)
         };
         if views.len() != envs || !views.iter().enumerate().all(fits) {
-            let expected = format!("{envs} envs in order, {slots} slots, {blueprints} blueprints");
+            let at_most = if form == PolicyForm::Vector { "" } else { "at most " };
+            let expected = format!(
+                "{envs} envs in order, {at_most}{slots} slots, {at_most}{blueprints} blueprints"
+            );
             let of = |view: &EnvView<'_>| {
                 (view.env, view.host.slots().len(), view.host.blueprints().len())
             };
@@ -398,6 +464,7 @@ impl Controller for Ppo {
         let own = env.checked_sub(self.first_env);
         if let Some(fresh) = own.and_then(|env| self.fresh.get_mut(env)) {
             *fresh = true;
+            self.inbox.forget_hosts();
         }
         if let Some(teacher) = &mut self.teacher {
             teacher.heuristic.begin_episode(env);

@@ -7,6 +7,7 @@ use super::gpu;
 use super::targets::{ReturnScale, Targets};
 use crate::gae::Trajectories;
 use crate::masks::HEAD_COUNT;
+use crate::policy::PolicyShape;
 
 /// Sizes of a rollout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,19 +16,15 @@ pub(super) struct RolloutShape {
     pub(super) steps: usize,
     /// Number of envs.
     pub(super) envs: usize,
-    /// Floats of an observation.
-    pub(super) features: usize,
-    /// Number of slots.
-    pub(super) slots: usize,
-    /// Number of choices of all heads.
-    pub(super) logits: usize,
+    /// Shape of the policy.
+    pub(super) policy: PolicyShape,
 }
 
 /// Rows of the tensors that one policy step writes.
 #[derive(Debug)]
 pub(super) struct ActedRow {
-    /// Observations, blueprints, and `keep`.
-    pub(super) seen: [Tensor; 3],
+    /// The inputs of the policy.
+    pub(super) seen: Vec<Tensor>,
     pub(super) choices: Tensor,
     pub(super) legal: Tensor,
     pub(super) log_probs: Tensor,
@@ -49,13 +46,10 @@ impl ActedRow {
 #[derive(Debug)]
 pub(super) struct Rollout {
     shape: RolloutShape,
-    /// f32 `[steps + 1, envs, features]`, normalised. The last row is the observation after the
-    /// last transition.
-    pub(super) observations: Tensor,
-    /// u32 `[steps + 1, envs, slots]`.
-    pub(super) blueprints: Tensor,
-    /// f32 `[steps + 1, envs]`: 0 where a trajectory begins, else 1.
-    pub(super) keep: Tensor,
+    /// [`PolicyShape::inputs`], `[steps + 1, envs, width]` each, or `[steps + 1, envs]` for a width
+    /// of 1; observations are normalised. The last row is the observation after the last
+    /// transition.
+    pub(super) inputs: Vec<Tensor>,
     /// u32 `[steps + 1, envs, heads]`. Like all results of a policy step it has a row for the
     /// observation after the last transition; of that row only V is used.
     pub(super) choices: Tensor,
@@ -87,18 +81,20 @@ pub(super) struct Rollout {
 impl Rollout {
     /// Allocates all buffers.
     pub(super) fn new(stream: &Stream, shape: RolloutShape) -> Result<Self> {
-        let RolloutShape { steps, envs, features, slots, logits } = shape;
+        let RolloutShape { steps, envs, policy } = shape;
         stream.device().load_kernels(&[&gpu::SOURCE])?;
         let zeros = |dims: &[usize], dtype| Tensor::zeros(stream, dims, dtype, Owner::Policy);
         let scalar = || zeros(&[steps, envs], DType::F32);
         let flag = || zeros(&[steps, envs], DType::U8);
+        let inputs = policy.inputs().into_iter().map(|input| match input.width {
+            1 => zeros(&[steps + 1, envs], input.dtype),
+            width => zeros(&[steps + 1, envs, width], input.dtype),
+        });
         Ok(Self {
             shape,
-            observations: zeros(&[steps + 1, envs, features], DType::F32)?,
-            blueprints: zeros(&[steps + 1, envs, slots], DType::U32)?,
-            keep: zeros(&[steps + 1, envs], DType::F32)?,
+            inputs: inputs.collect::<Result<_>>()?,
             choices: zeros(&[steps + 1, envs, HEAD_COUNT], DType::U32)?,
-            legal: zeros(&[steps + 1, envs, logits], DType::U8)?,
+            legal: zeros(&[steps + 1, envs, policy.logits()], DType::U8)?,
             log_probs: zeros(&[steps + 1, envs, HEAD_COUNT], DType::F32)?,
             entropies: zeros(&[steps + 1, envs, HEAD_COUNT], DType::F32)?,
             values: zeros(&[steps + 1, envs], DType::F32)?,
@@ -147,7 +143,7 @@ impl Rollout {
     pub(super) fn acted(&self, step: usize) -> Result<ActedRow> {
         let row = |tensor| self.row(tensor, step);
         Ok(ActedRow {
-            seen: [row(&self.observations)?, row(&self.blueprints)?, row(&self.keep)?],
+            seen: self.inputs.iter().map(row).collect::<Result<_>>()?,
             choices: row(&self.choices)?,
             legal: row(&self.legal)?,
             log_probs: row(&self.log_probs)?,
@@ -302,13 +298,16 @@ impl Rollout {
 mod tests {
     use super::*;
     use crate::gae::Discounts;
+    use crate::policy::PolicyForm;
     use meristem_device::random::{Purpose, Rng};
     use meristem_device::{Device, DeviceId, DeviceOptions};
 
     /// Advantages, returns and statistics of a round of random transitions, as bits.
     fn finished(id: DeviceId, envs: usize) -> (Vec<u32>, Vec<u32>, [u64; 7]) {
         let stream = Device::open(id, &DeviceOptions::default()).unwrap().stream("policy");
-        let shape = RolloutShape { steps: 9, envs, features: 1, slots: 1, logits: 1 };
+        let form = PolicyForm::Vector;
+        let policy = PolicyShape { form, features: 1, slots: 1, blueprints: 1, hidden: 1 };
+        let shape = RolloutShape { steps: 9, envs, policy };
         let rollout = Rollout::new(&stream, shape).unwrap();
         let mut random = Rng::new(3, Purpose::Test, 0, 0);
         for step in 0..9 {

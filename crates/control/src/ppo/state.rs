@@ -6,6 +6,7 @@ use meristem_device::{DType, Tensor, read_back};
 use meristem_nn::{HostTensor, StateDict};
 use serde::{Deserialize, Serialize};
 
+use super::normalizers::Normalizers;
 use super::{NAME, Ppo, ReturnScale};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -31,32 +32,42 @@ struct PpoMemory {
     /// Memory of the teacher; missing in states of older versions.
     #[serde(default)]
     teacher: Option<Vec<u8>>,
+    /// Normalisers of the slots and of the blueprints, if the policy has sets.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    set_normalizers: Option<[Normalizer; 2]>,
+    /// Rounds learned from; missing in states of older versions, whose rounds have equal lengths.
+    #[serde(default)]
+    rounds: Option<u64>,
     /// Number of exchanges; `None` for a policy on a single rank.
     #[serde(default)]
     exchanges: Option<u64>,
 }
 
-const ENTROPIES: &str = "rollout.entropies";
+/// Name of the LSTM state.
+const STATE: &str = "state";
+
+const ENTROPIES: &str = "entropies";
 
 /// Tensors of the rollout and LSTM, with names. Tensors that the end of a round recomputes are not
 /// saved.
-fn buffers(ppo: &Ppo) -> [(&'static str, &Tensor); 13] {
+fn buffers(ppo: &Ppo) -> Vec<(String, &Tensor)> {
     let rollout = &ppo.rollout;
-    [
-        ("state", &ppo.state),
-        ("rollout.observations", &rollout.observations),
-        ("rollout.blueprints", &rollout.blueprints),
-        ("rollout.keep", &rollout.keep),
-        ("rollout.choices", &rollout.choices),
-        ("rollout.legal", &rollout.legal),
-        ("rollout.log_probs", &rollout.log_probs),
+    let inputs = ppo.policy.shape().inputs().into_iter().zip(&rollout.inputs);
+    let inputs = inputs.map(|(input, tensor)| (input.name, tensor));
+    let results = [
+        ("choices", &rollout.choices),
+        ("legal", &rollout.legal),
+        ("log_probs", &rollout.log_probs),
         (ENTROPIES, &rollout.entropies),
-        ("rollout.values", &rollout.values),
-        ("rollout.rewards", &rollout.rewards),
-        ("rollout.bootstraps", &rollout.bootstraps),
-        ("rollout.truncated", &rollout.truncated),
-        ("rollout.terminated", &rollout.terminated),
-    ]
+        ("values", &rollout.values),
+        ("rewards", &rollout.rewards),
+        ("bootstraps", &rollout.bootstraps),
+        ("truncated", &rollout.truncated),
+        ("terminated", &rollout.terminated),
+    ];
+    let of_rollout =
+        inputs.chain(results).map(|(name, tensor)| (format!("rollout.{name}"), tensor));
+    std::iter::once((STATE.into(), &ppo.state)).chain(of_rollout).collect()
 }
 
 /// Saves the state of a checkpoint. One read-back.
@@ -64,6 +75,22 @@ fn buffers(ppo: &Ppo) -> [(&'static str, &Tensor); 13] {
 /// # Errors
 /// A failed device.
 pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
+    let mut state = save_learned(ppo)?;
+    let buffers = buffers(ppo);
+    let tensors: Vec<&Tensor> = buffers.iter().map(|(_, tensor)| *tensor).collect();
+    let raw = read_back(&tensors)?;
+    for ((name, tensor), bytes) in buffers.into_iter().zip(raw) {
+        let values = as_f32(tensor.dtype(), &bytes);
+        state.tensors.insert(name, HostTensor::f32(tensor.dims(), values));
+    }
+    Ok(state)
+}
+
+/// Saves everything but the rollout and the LSTM state, from which a round begins anew.
+///
+/// # Errors
+/// A failed device.
+pub(super) fn save_learned(ppo: &Ppo) -> Result<ControllerState> {
     let mut tensors = StateDict::default();
     let ranks = ppo.ranks.as_ref();
     let exchanges = ranks.map(|ranks| ranks.save(&mut tensors)).transpose()?;
@@ -72,7 +99,9 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
     let memory = PpoMemory {
         seed: ppo.seed,
         seeds: ppo.seeds.clone(),
-        normalizer: ppo.normalizer.clone(),
+        normalizer: ppo.normalizers.observations.clone(),
+        set_normalizers: ppo.normalizers.sets.clone(),
+        rounds: Some(ppo.rounds),
         scale: ppo.scale,
         step: ppo.step,
         rewards_missing: ppo.rewards_missing,
@@ -91,12 +120,6 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
             state.tensors.insert(format!("{part}{name}"), tensor);
         }
     }
-    let buffers = buffers(ppo);
-    let raw = read_back(&buffers.map(|(_, tensor)| tensor))?;
-    for ((name, tensor), bytes) in buffers.iter().zip(raw) {
-        let values = as_f32(tensor.dtype(), &bytes);
-        state.tensors.insert(*name, HostTensor::f32(tensor.dims(), values));
-    }
     Ok(state)
 }
 
@@ -108,10 +131,16 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     let memory: PpoMemory = state.memory(NAME)?;
     let bad = |problem: String| Error::BadState { controller: NAME.into(), problem };
     let envs = ppo.rollout.shape().envs;
-    let fits = memory.normalizer.fits(ppo.normalizer.len())
+    let begins_anew = memory.step == 0 && state.tensors.get(STATE).is_none();
+    let normalizers = Normalizers {
+        observations: memory.normalizer.clone(),
+        sets: memory.set_normalizers.clone(),
+    };
+    let fits = ppo.normalizers.accept(&normalizers)
         && memory.scale.is_usable()
-        && memory.fresh.len() == envs
-        && memory.step <= ppo.rollout.shape().steps;
+        && (memory.fresh.len() == envs || begins_anew)
+        && memory.step <= ppo.rollout.shape().steps
+        && memory.step as u64 <= memory.decisions;
     if !fits {
         return Err(bad(format!(
             "it belongs to a run with another number of envs than {envs}, or with other slots"
@@ -131,8 +160,9 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
         heuristic.restore(&state).map_err(|error| bad(error.to_string()))?;
     }
     let mut restored = vec![];
-    for (name, tensor) in buffers(ppo) {
-        let Some(values) = saved(state, name, tensor) else {
+    let buffers = if begins_anew { vec![] } else { buffers(ppo) };
+    for (name, tensor) in buffers {
+        let Some(values) = saved(state, &name, tensor) else {
             return Err(bad(format!("it has no tensor `{name}` with shape {:?}", tensor.dims())));
         };
         restored.push((tensor.clone(), values));
@@ -160,8 +190,8 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     }
     let PpoMemory {
         seeds,
-        normalizer,
         scale,
+        rounds,
         step,
         rewards_missing,
         fresh,
@@ -176,9 +206,15 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     if let (Some(teacher), Some(heuristic)) = (&mut ppo.teacher, heuristic) {
         teacher.heuristic = heuristic;
     }
-    (ppo.normalizer, ppo.scale, ppo.step) = (normalizer, scale, step);
+    (ppo.normalizers, ppo.scale, ppo.step) = (normalizers, scale, step);
+    let of_equal_length = (decisions - step as u64) / ppo.rollout.shape().steps as u64;
+    ppo.rounds = rounds.unwrap_or(of_equal_length);
     (ppo.rewards_missing, ppo.fresh, ppo.decisions) = (rewards_missing, fresh, decisions);
     (ppo.ops, ppo.skipped) = (ops, skipped);
+    if begins_anew {
+        ppo.fresh = vec![true; envs];
+        ppo.rollout.begin()?;
+    }
     ppo.set_floors()
 }
 
@@ -188,7 +224,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
 fn saved<'s>(state: &'s ControllerState, name: &str, tensor: &Tensor) -> Option<Cow<'s, [f32]>> {
     let (dims, len) = (tensor.dims(), tensor.numel());
     let Some(saved) = state.tensors.get(name) else {
-        return (name == ENTROPIES).then(|| vec![0.0; len].into());
+        return (name.strip_prefix("rollout.") == Some(ENTROPIES)).then(|| vec![0.0; len].into());
     };
     let values = saved.as_f32().filter(|_| saved.is_whole())?;
     let is_drawn = ["choices", "legal", "log_probs", "values"]

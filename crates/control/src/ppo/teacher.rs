@@ -43,7 +43,8 @@ impl Ppo {
         let with_teacher = self.is_demonstration();
         let Some(teacher) = self.teacher.as_mut().filter(|_| with_teacher) else { return Ok(()) };
         let actions = teacher.heuristic.decide_all(views)?;
-        let layout = HeadLayout::new(self.domain.slots.len(), self.domain.blueprints.len());
+        let shape = self.policy.shape();
+        let layout = HeadLayout::new(shape.slots, shape.blueprints);
         let mut legal = vec![0; actions.len() * layout.total()];
         let rows = legal.chunks_exact_mut(layout.total());
         for ((view, action), row) in views.iter().zip(&actions).zip(rows) {

@@ -6,6 +6,7 @@ use super::rollout::RolloutShape;
 use super::{Ppo, teacher};
 use crate::error::{Error, Result};
 use crate::masks::HEAD_COUNT;
+use crate::normalizer::Normalizer;
 use crate::policy::{PolicyBatch, PolicyInputs, PpoPass};
 use crate::report::RoundReport;
 
@@ -30,14 +31,15 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     };
     update(ppo, steps, &mut report)?;
     match &mut ppo.ranks {
-        None => ppo.normalizer.commit(),
+        None => ppo.normalizers.all_mut().for_each(Normalizer::commit),
         Some(ranks) => {
-            ranks.commit(&mut ppo.normalizer)?;
+            ppo.normalizers.all_mut().try_for_each(|one| ranks.commit(one))?;
             ranks.total(&mut report)?;
             report.fingerprint = Some(ranks.agree(&ppo.policy)?);
         }
     }
     ppo.step = 0;
+    ppo.rounds += 1;
     ppo.fresh.fill(true);
     ppo.rollout.begin()?;
     ppo.set_floors()?;
@@ -59,12 +61,8 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     let RolloutShape { envs, .. } = *rollout.shape();
     let rows = |tensor| rollout.rows(tensor, steps);
     let initial = ppo.policy.initial_state(envs)?;
-    let inputs = PolicyInputs {
-        observations: &rows(&rollout.observations)?,
-        blueprints: &rows(&rollout.blueprints)?,
-        keep: &rows(&rollout.keep)?,
-        state: &initial,
-    };
+    let seen = rollout.inputs.iter().map(rows).collect::<meristem_device::Result<Vec<_>>>()?;
+    let inputs = PolicyInputs { rows: seen.iter().collect(), state: &initial };
     let batch = PolicyBatch {
         steps,
         inputs,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use meristem_control::policy::{
-    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
+    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape, PpoPass,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
 use meristem_nn::graph::AdamConfig;
@@ -73,6 +73,7 @@ impl Golden {
 
     fn shape(&self) -> PolicyShape {
         PolicyShape {
+            form: PolicyForm::Vector,
             features: self.size("features"),
             slots: self.size("slots"),
             blueprints: self.size("blueprints"),
@@ -145,12 +146,7 @@ fn four_epochs() {
         let (blueprints, choices) = (whole("blueprints"), whole("choices"));
         let legal = golden.batch(&stream, "legal", |v| v as u8);
         let (advantages, returns) = (float("advantages"), float("returns"));
-        let inputs = PolicyInputs {
-            observations: &observations,
-            blueprints: &blueprints,
-            keep: &keep,
-            state: &state,
-        };
+        let inputs = PolicyInputs { rows: vec![&observations, &blueprints, &keep], state: &state };
         let batch = PolicyBatch {
             steps: golden.size("steps"),
             inputs,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, ActionOp, ActionOutcome, Controller, ControllerState, EnvView, Error, Heuristic,
-    HeuristicConfig, NoController, apply, legal,
+    Action, ActionOp, ActionOutcome, Controller, ControllerState, EnvFacts, EnvView, Error,
+    Heuristic, HeuristicConfig, NoController, apply, legal,
 };
 use meristem_grow::{
     BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, Stage, TaskShape,
@@ -57,6 +57,7 @@ impl Env {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: &[],
+            facts: EnvFacts::default(),
             last: None,
         };
         let action = controller.decide_all(&[view]).unwrap()[0];

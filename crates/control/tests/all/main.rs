@@ -15,3 +15,4 @@ mod policy;
 mod ppo;
 mod ranks;
 mod sampling;
+mod set_policy;

@@ -1,7 +1,7 @@
 //! The policy on a stream: acting and unrolling with the same parameters, updates, saved state.
 
 use meristem_control::policy::{
-    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyInputs, PolicyShape, PpoPass,
+    LossConfig, Policy, PolicyBatch, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape, PpoPass,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{
@@ -10,7 +10,8 @@ use meristem_device::{
 use meristem_nn::kernels::ppo::PpoReport;
 use meristem_nn::{Error, Isa, Result, StateDict};
 
-const SHAPE: PolicyShape = PolicyShape { features: 19, slots: 3, blueprints: 7, hidden: 24 };
+const SHAPE: PolicyShape =
+    PolicyShape { form: PolicyForm::Vector, features: 19, slots: 3, blueprints: 7, hidden: 24 };
 const STEPS: usize = 7;
 const ENVS: usize = 3;
 const ROWS: usize = STEPS * ENVS;
@@ -87,7 +88,7 @@ struct OnDevice {
 impl OnDevice {
     fn inputs(&self) -> PolicyInputs<'_> {
         let Self { observations, blueprints, keep, state, .. } = self;
-        PolicyInputs { observations, blueprints, keep, state }
+        PolicyInputs { rows: vec![observations, blueprints, keep], state }
     }
 
     fn batch(&self) -> PolicyBatch<'_> {
@@ -144,12 +145,8 @@ fn steps_and_sequences_agree() {
         let (observations, blueprints, keep) =
             (part(&whole.observations), part(&whole.blueprints), part(&whole.keep));
         let output = empty(ENVS, width);
-        let inputs = PolicyInputs {
-            observations: &observations,
-            blueprints: &blueprints,
-            keep: &keep,
-            state: &states[0],
-        };
+        let rows = vec![&observations, &blueprints, &keep];
+        let inputs = PolicyInputs { rows, state: &states[0] };
         policy.forward(1, &inputs, &output, &states[1]).unwrap();
         states.swap(0, 1);
         let output = output.to_vec::<f32>().unwrap();
@@ -242,7 +239,8 @@ fn arguments_that_do_not_fit_are_rejected() {
     argument(policy.differentiate(&wrong, PpoPass::First), words);
     let wrong = PolicyBatch { steps: 4, ..round.batch() };
     argument(policy.differentiate(&wrong, PpoPass::First), "`steps` must be");
-    let inputs = PolicyInputs { blueprints: &round.observations, ..round.inputs() };
+    let rows = vec![&round.observations, &round.observations, &round.keep];
+    let inputs = PolicyInputs { rows, ..round.inputs() };
     let error = policy.forward(1, &inputs, &round.returns, &round.state).unwrap_err();
     assert!(matches!(error, Error::Device(DeviceError::Mismatch { .. })), "{error:?}");
     assert!(error.to_string().contains("`inputs` must be u32, got f32"), "{error}");

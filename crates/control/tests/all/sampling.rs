@@ -280,7 +280,7 @@ fn the_kernel_draws_like_the_slow_version() {
             let outputs: Vec<f32> =
                 (0..=total).map(|_| scale * (2.0 * random.uniform() - 1.0)).collect();
             let legality = Legality::from_host(&env.host);
-            legality.write_places(&mut places);
+            legality.write_places(2, &mut places);
             let greedy = random.below(8) == 0;
             let sampler = Sampler { heads: heads.clone(), seed: SEED, greedy };
             let key = SampleStep { step, first_env: episode, value_scale: 0.5 };

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use serde::Serialize;
 
 use super::DatasetFiles;
+use super::generated::Generated;
 use super::table_rules::TableOptions;
 use crate::error::{Error, Result};
 
@@ -70,6 +71,17 @@ impl Source {
             self,
             Self::Embedded | Self::Mnist1d | Self::Blobs | Self::Spirals | Self::Friedman
         )
+    }
+
+    /// Names of the options of a generated dataset; none for any other.
+    pub const fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::Mnist1d => &["seed", "train", "test", "noise", "label_noise"],
+            Self::Blobs => &["seed", "train", "test", "noise", "label_noise", "classes"],
+            Self::Spirals => &Generated::OPTIONS,
+            Self::Friedman => &["seed", "train", "test", "noise"],
+            _ => &[],
+        }
     }
 
     /// Sources whose files are in `root`. Opens them, and decodes no image.
@@ -202,6 +214,8 @@ pub struct DatasetSpec {
     pub no_cache: bool,
     /// Targets, missing values and rules of [`Source::Table`].
     pub table: TableOptions,
+    /// Options of a generated dataset.
+    pub generated: Generated,
 }
 
 impl DatasetSpec {
@@ -212,7 +226,15 @@ impl DatasetSpec {
 
     /// A dataset without a root, with default options: damage is an error, images are not scaled.
     pub fn new(source: Source) -> Self {
-        let table = TableOptions::default();
-        Self { source, root: None, skip_bad: false, resize: None, no_cache: false, table }
+        let (table, generated) = (TableOptions::default(), Generated::default());
+        Self {
+            source,
+            root: None,
+            skip_bad: false,
+            resize: None,
+            no_cache: false,
+            table,
+            generated,
+        }
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod cifar;
 mod csv_file;
 pub mod decoded;
 pub(crate) mod folder;
+mod generated;
 pub(crate) mod identity;
 pub(crate) mod idx;
 pub(crate) mod image_file;
@@ -34,6 +35,7 @@ use std::sync::{Arc, OnceLock};
 
 use serde::Serialize;
 
+pub use self::generated::{Generated, OptionNumber};
 pub use self::kind::{DatasetSpec, Source};
 pub use self::split::Split;
 use crate::error::{Error, Result};
@@ -435,10 +437,10 @@ fn open_reader(spec: &DatasetSpec, watch: &WatchedFiles) -> Result<Box<dyn Reade
         }
         (Source::Arrays, Some(root)) => arrays::open(root, watch)?,
         (Source::Table, Some(root)) => Box::new(table::open(&spec.table, root, watch)?),
-        (Source::Mnist1d, _) => Box::new(Synthetic::mnist1d()),
-        (Source::Blobs, _) => Box::new(Synthetic::blobs()),
-        (Source::Spirals, _) => Box::new(Synthetic::spirals()),
-        (Source::Friedman, _) => Box::new(Synthetic::friedman()),
+        (Source::Mnist1d, _) => Box::new(Synthetic::mnist1d(&spec.generated)),
+        (Source::Blobs, _) => Box::new(Synthetic::blobs(&spec.generated)),
+        (Source::Spirals, _) => Box::new(Synthetic::spirals(&spec.generated)),
+        (Source::Friedman, _) => Box::new(Synthetic::friedman(&spec.generated)),
         // `canonical_root` has refused other sources without a root.
         (Source::Embedded, _) | (_, None) => Box::new(idx::Idx::embedded()?),
     })

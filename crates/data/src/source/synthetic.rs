@@ -13,16 +13,20 @@
 //! Sample i of a set with classes has class i mod classes. The generator
 //! `Rng::new(42, Purpose::Synthetic, set, i)` draws its random numbers, with the sets counted from
 //! 0 in the order of the table, so every sample is a function of its index. Test samples follow the
-//! training samples.
+//! training samples. [`Generated`] has another seed, other sizes, and factors of the noise.
 
 use meristem_device::random::{Purpose, Rng};
 
+use super::generated::Generated;
 use super::{Layout, OnBad, Reader, Sink, Split, TestSplit};
 use crate::error::Result;
 use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
 use crate::targets::{OutputMoments, Standardization, StoredTargets, TargetKind};
 
-const SEED: u64 = 42;
+/// Distance from the number of a set to that of its wrong labels, in the keys of random numbers.
+const WRONG: u64 = 16;
+/// Distance from the number of a set to that of its centres.
+const CENTRE: u64 = 32;
 /// A point in the plane.
 const PLANE: SampleForm = SampleForm {
     kind: InputKind::Vector,
@@ -39,32 +43,48 @@ pub(crate) struct Synthetic {
 }
 
 impl Synthetic {
-    pub(crate) fn mnist1d() -> Self {
+    pub(crate) fn mnist1d(options: &Generated) -> Self {
         let shape = SampleShape { channels: 1, height: 1, width: POINTS };
         let form = SampleForm { kind: InputKind::Signal, shape, stored: StoredType::F32 };
-        Self::generate(0, form, 10, [4000, 1000], digit)
+        let noise = options.noise.0;
+        let digit = |random: &mut Rng, label| digit(random, label, noise);
+        Self::generate((0, options), form, 10, [4000, 1000], digit)
     }
 
-    pub(crate) fn blobs() -> Self {
-        Self::generate(1, PLANE, CENTRES.len() as u32, [4000, 1000], blob)
+    pub(crate) fn blobs(options: &Generated) -> Self {
+        let centres = centres(options);
+        let noise = options.noise.0;
+        let blob = |random: &mut Rng, label: u32| blob(random, centres[label as usize], noise);
+        Self::generate((1, options), PLANE, centres.len() as u32, [4000, 1000], blob)
     }
 
-    pub(crate) fn spirals() -> Self {
-        Self::generate(2, PLANE, 3, [3000, 750], spiral)
+    pub(crate) fn spirals(options: &Generated) -> Self {
+        let classes = options.classes.unwrap_or(3);
+        let arms = Arms { classes, turns: options.turns.0, noise: options.noise.0 };
+        let spiral = |random: &mut Rng, label| spiral(random, label, &arms);
+        Self::generate((2, options), PLANE, classes, [3000, 750], spiral)
     }
 
     fn generate(
-        set: u64,
+        (set, options): (u64, &Generated),
         SampleForm { kind, shape, stored }: SampleForm,
         classes: u32,
-        [train, test]: [usize; 2],
+        usual: [usize; 2],
         sample: impl Fn(&mut Rng, u32) -> Vec<f32>,
     ) -> Self {
+        let [train, test] = sizes(options, usual);
         let labels: Vec<u32> = (0..(train + test) as u32).map(|i| i % classes).collect();
         let values = labels.iter().enumerate().flat_map(|(i, label)| {
-            sample(&mut Rng::new(SEED, Purpose::Synthetic, set, i as u64), *label)
+            sample(&mut Rng::new(options.seed, Purpose::Synthetic, set, i as u64), *label)
         });
         let values = values.collect();
+        let noise = options.label_noise.0;
+        let wrong = |(i, label): (usize, u32)| {
+            let mut random = Rng::new(options.seed, Purpose::Synthetic, set + WRONG, i as u64);
+            let is_wrong = i < train && noise > 0.0 && uniform(&mut random) < noise;
+            if is_wrong { random.below(classes) } else { label }
+        };
+        let labels = labels.into_iter().enumerate().map(wrong).collect();
         let classes = (0..classes).map(|class| class.to_string()).collect();
         let test = TestSplit::Images(test);
         let (targets, standardization) = (TargetKind::Classes, Standardization::default());
@@ -72,11 +92,12 @@ impl Synthetic {
         Self { layout, values, targets: StoredTargets::Classes(labels) }
     }
 
-    pub(crate) fn friedman() -> Self {
-        let (train, test) = (4000, 1000);
-        let sample = |i| friedman(&mut Rng::new(SEED, Purpose::Synthetic, 3, i));
-        let (features, numbers): (Vec<_>, Vec<f64>) = (0..train + test).map(sample).unzip();
-        let (train, test) = (train as usize, test as usize);
+    pub(crate) fn friedman(options: &Generated) -> Self {
+        let [train, test] = sizes(options, [4000, 1000]);
+        let random = |i| Rng::new(options.seed, Purpose::Synthetic, 3, i);
+        let sample = |i| friedman(&mut random(i), options.noise.0);
+        let (features, numbers): (Vec<_>, Vec<f64>) =
+            (0..(train + test) as u64).map(sample).unzip();
         let mut moments = OutputMoments::new(1);
         numbers[..train].iter().for_each(|number| moments.add(*number));
         let standardization = moments.standardization();
@@ -94,6 +115,12 @@ impl Synthetic {
         let targets = StoredTargets::Values { values, width: 1 };
         Self { layout, values: features.concat(), targets }
     }
+}
+
+/// Training and test samples.
+fn sizes(options: &Generated, [train, test]: [usize; 2]) -> [usize; 2] {
+    let size = |own: Option<u32>, usual: usize| own.map_or(usual, |own| own as usize);
+    [size(options.train, train), size(options.test, test)]
 }
 
 impl Reader for Synthetic {
@@ -133,17 +160,35 @@ fn normal(random: &mut Rng) -> [f64; 2] {
 /// Centres of the blobs.
 const CENTRES: [[f64; 2]; 5] = [[-6.0, 4.0], [3.5, 7.0], [7.0, -2.5], [-1.0, -1.5], [-5.0, -7.5]];
 
-fn blob(random: &mut Rng, label: u32) -> Vec<f32> {
-    let [x, y] = CENTRES[label as usize];
-    let [dx, dy] = normal(random);
+/// The centres above, or as many others as there are classes.
+fn centres(options: &Generated) -> Vec<[f64; 2]> {
+    let Some(classes) = options.classes else { return CENTRES.into() };
+    let centre = |class: u32| {
+        let key = (1 + CENTRE, u64::from(class));
+        let mut random = Rng::new(options.seed, Purpose::Synthetic, key.0, key.1);
+        [(); 2].map(|()| 20.0 * uniform(&mut random) - 10.0)
+    };
+    (0..classes).map(centre).collect()
+}
+
+fn blob(random: &mut Rng, [x, y]: [f64; 2], noise: f64) -> Vec<f32> {
+    let [dx, dy] = normal(random).map(|d| d * noise);
     vec![(x + dx) as f32, (y + dy) as f32]
 }
 
-fn spiral(random: &mut Rng, label: u32) -> Vec<f32> {
+/// Form of the spirals.
+struct Arms {
+    classes: u32,
+    turns: f64,
+    noise: f64,
+}
+
+fn spiral(random: &mut Rng, label: u32, arms: &Arms) -> Vec<f32> {
+    let &Arms { classes, turns, noise } = arms;
     // The root spreads the samples evenly over the length of an arm.
     let radius = uniform(random).sqrt();
-    let angle = std::f64::consts::TAU * (1.75 * radius + f64::from(label) / 3.0);
-    let [dx, dy] = normal(random);
+    let angle = std::f64::consts::TAU * (turns * radius + f64::from(label) / f64::from(classes));
+    let [dx, dy] = normal(random).map(|d| d * noise);
     let (sin, cos) = angle.sin_cos();
     vec![(radius * cos + 0.03 * dx) as f32, (radius * sin + 0.03 * dy) as f32]
 }
@@ -153,12 +198,12 @@ const FEATURES: usize = 10;
 
 /// Features uniform in [0, 1], rounded to f32, and their number:
 /// 10 sin(π x1 x2) + 20 (x3 − ½)² + 10 x4 + 5 x5, with normal noise of deviation 1.
-fn friedman(random: &mut Rng) -> ([f32; FEATURES], f64) {
+fn friedman(random: &mut Rng, noise: f64) -> ([f32; FEATURES], f64) {
     let features = [(); FEATURES].map(|()| uniform(random) as f32);
     let [a, b, c, d, e, ..] = features.map(f64::from);
     let wave = 10.0 * (std::f64::consts::PI * a * b).sin();
     let number = wave + 20.0 * (c - 0.5) * (c - 0.5) + 10.0 * d + 5.0 * e;
-    (features, number + normal(random)[0])
+    (features, number + noise * normal(random)[0])
 }
 
 /// Points of a digit.
@@ -198,7 +243,7 @@ const SHAPES: [[f64; SHAPE_POINTS]; 10] = [
 
 /// A digit as a signal: its shape is padded, stretched, scaled, shifted around, covered with noise,
 /// tilted, and sampled at [`POINTS`] points. The paper has the same steps, order and constants.
-fn digit(random: &mut Rng, label: u32) -> Vec<f32> {
+fn digit(random: &mut Rng, label: u32, factor: f64) -> Vec<f32> {
     let mut x = standardised(SHAPES[label as usize]).to_vec();
     let span = (PADDING[1] - PADDING[0] + 1) as u32;
     x.resize(SHAPE_POINTS + PADDING[0] + random.below(span) as usize, 0.0);
@@ -206,11 +251,11 @@ fn digit(random: &mut Rng, label: u32) -> Vec<f32> {
     let height = 1.0 + HEIGHT * (uniform(random) - 0.5);
     x.iter_mut().for_each(|value| *value *= height);
     x.rotate_right(random.below(SHIFT_MAX) as usize);
-    let smooth = smoothed(&noise(random, SMOOTH));
+    let smooth = smoothed(&noise(random, factor * SMOOTH));
     for (value, noise) in x.iter_mut().zip(smooth).filter(|(value, _)| **value == 0.0) {
         *value = noise;
     }
-    x.iter_mut().zip(noise(random, WHITE)).for_each(|(value, noise)| *value += noise);
+    x.iter_mut().zip(noise(random, factor * WHITE)).for_each(|(value, noise)| *value += noise);
     let slope = SLOPE * (uniform(random) - 0.5);
     let place = |i: usize| i as f64 / (LONG - 1) as f64 - 0.5;
     x.iter_mut().enumerate().for_each(|(i, value)| *value -= slope * place(i));
@@ -267,6 +312,7 @@ fn smoothed(x: &[f64]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::source::generated::OptionNumber;
 
     /// A digit without noise, slope and scaling is its shape: mirrored smoothing keeps constants,
     /// resampling keeps lines, and the first point of a shape is the padding's value.
@@ -289,7 +335,9 @@ mod tests {
     /// The classes are balanced, each sample depends on its index alone, and noise has its size.
     #[test]
     fn sets_are_balanced_and_pinned() {
-        let sets = [Synthetic::mnist1d(), Synthetic::blobs(), Synthetic::spirals()];
+        let usual = Generated::default();
+        let sets =
+            [Synthetic::mnist1d(&usual), Synthetic::blobs(&usual), Synthetic::spirals(&usual)];
         let checksums = sets.each_ref().map(|made| {
             let (classes, size) = (made.layout.classes.len(), made.layout.shape.numel());
             let StoredTargets::Classes(labels) = &made.targets else { panic!("classes") };
@@ -309,5 +357,38 @@ mod tests {
         let variance = noise.iter().map(|value| value * value).sum::<f64>() / n;
         // Five deviations of the mean and of the variance of 14,400 numbers.
         assert!(mean.abs() < 5.0 / n.sqrt() && (variance - 1.0).abs() < 5.0 * (2.0 / n).sqrt());
+    }
+
+    /// Options change what they name and nothing else: sizes leave the samples, wrong labels leave
+    /// the features and the test split.
+    #[test]
+    fn options_change_what_they_name() {
+        let usual = Generated::default();
+        let labels = |made: &Synthetic| match &made.targets {
+            StoredTargets::Classes(labels) => labels.clone(),
+            _ => panic!("classes"),
+        };
+        let few = Generated { train: Some(100), test: Some(50), ..usual.clone() };
+        let (whole, part) = (Synthetic::mnist1d(&usual), Synthetic::mnist1d(&few));
+        assert_eq!(whole.values[..150 * POINTS], part.values);
+        assert_eq!((part.layout.train, labels(&part).len()), (100, 150));
+        let noisy = Generated { label_noise: OptionNumber(0.5), ..usual.clone() };
+        let (clean, noisy) = (Synthetic::blobs(&usual), Synthetic::blobs(&noisy));
+        assert_eq!(clean.values, noisy.values);
+        let (clean, noisy) = (labels(&clean), labels(&noisy));
+        assert_eq!(clean[4000..], noisy[4000..]);
+        let wrong = clean.iter().zip(&noisy).filter(|(a, b)| a != b).count() as f64;
+        // Half of 4,000 are drawn, 4/5 of them are wrong: 1,600, with a deviation of 31.
+        assert!((wrong - 1600.0).abs() < 5.0 * 31.0, "{wrong}");
+        let drawn = Generated { classes: Some(7), noise: OptionNumber(0.0), ..usual.clone() };
+        let drawn = Synthetic::blobs(&drawn);
+        assert_eq!(drawn.layout.classes.len(), 7);
+        assert_eq!(drawn.values[..14], drawn.values[14..28], "without noise only centres are left");
+        let seed = |seed| Synthetic::friedman(&Generated { seed, ..usual.clone() }).values;
+        assert!(seed(42) == Synthetic::friedman(&usual).values && seed(42) != seed(43));
+        let arms = Generated { turns: OptionNumber(0.0), noise: OptionNumber(0.0), ..usual };
+        let straight = Synthetic::spirals(&arms);
+        // The first arm lies on the positive x axis.
+        assert!(straight.values.chunks(6).all(|three| three[0] >= 0.0 && three[1] == 0.0));
     }
 }

@@ -36,6 +36,46 @@ pub(crate) enum ControlCommand {
     /// --policy and --run-dir have other meanings in `train`: the initial policy of the run, and
     /// the folder of a single run.
     Eval(Box<ControlEvalArguments>),
+    /// Train a policy for any host on many cheap tasks.
+    ///
+    /// The file has the number of rounds, settings of all runs, and two spaces. In each round a
+    /// dataset with its difficulty is drawn from the table [task], and the settings of each env,
+    /// such as host and learning rate, from the table [members]. The policy acts for one episode,
+    /// and learns from all envs. Before the first round, at intervals and at the end it is
+    /// evaluated on tasks that no round has, beside the heuristic and random actions.
+    ///
+    /// The folder gets the policy, which `train --controller ppo --policy` and ppo:FILE accept,
+    /// the curves as JSON lines and as a plot, and after each round the state. After Ctrl-C or a
+    /// kill the same command continues, to the same bits. More rounds extend it.
+    TrainPolicy(TrainPolicyArguments),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TrainPolicyArguments {
+    /// TOML or JSON file with the rounds, settings and spaces
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Number of rounds, in place of that of the file
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<usize>,
+    /// Folder for policy, curves and state; must not exist, unless it is of an earlier training
+    /// with this file, which then continues [default: policy-NAME, with the name of the file]
+    #[arg(long, value_name = "DIR")]
+    run_dir: Option<PathBuf>,
+    /// Print no progress
+    #[arg(long)]
+    pub(crate) quiet: bool,
+    /// Print the last evaluation as JSON instead of a table
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl TrainPolicyArguments {
+    /// The folder of the training.
+    pub(crate) fn folder(&self) -> PathBuf {
+        let stem = || self.file.file_stem().unwrap_or_default().to_string_lossy();
+        self.run_dir.clone().unwrap_or_else(|| format!("policy-{}", stem()).into())
+    }
 }
 
 #[derive(Debug, Args)]

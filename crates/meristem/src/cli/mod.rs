@@ -31,7 +31,7 @@ pub(crate) use self::bench::{
     BenchCommArguments, BenchCommand, BenchCounterfactualArguments, BenchGatherArguments,
     BenchHostArguments, Transport,
 };
-pub(crate) use self::control::{ControlCommand, ControlEvalArguments};
+pub(crate) use self::control::{ControlCommand, ControlEvalArguments, TrainPolicyArguments};
 pub(crate) use self::data::{
     CacheArguments, DataCommand, ImportArguments, InfoArguments, PlanArguments, VerifyArguments,
 };

@@ -18,6 +18,7 @@ mod serve;
 mod shell;
 mod sweep;
 mod train;
+mod train_policy;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -51,6 +52,7 @@ pub(crate) fn run(command: Command) -> Outcome {
         Command::Man { folder } => shell::man(&folder),
         Command::Eval(arguments) => eval::run(&arguments),
         Command::Control(ControlCommand::Eval(arguments)) => control_eval::run(&arguments),
+        Command::Control(ControlCommand::TrainPolicy(arguments)) => train_policy::run(&arguments),
         Command::Growth(GrowthCommand::Bench(arguments)) => growth_bench::run(&arguments),
         Command::Data(command) => data::run(&command),
         Command::Host(HostCommand::Show(arguments)) => host::show(&arguments),

@@ -9,6 +9,7 @@ mod lifecycle;
 mod lineage;
 mod parallel;
 mod png;
+mod policy;
 mod scatter;
 mod svg;
 
@@ -23,6 +24,7 @@ pub(crate) use self::curves::{Chart, Series};
 pub(crate) use self::lifecycle::{DrawnSlot, lifecycle, topology};
 pub(crate) use self::lineage::lineage;
 pub(crate) use self::parallel::Parallel;
+pub(crate) use self::policy::policy_training;
 pub(crate) use self::scatter::{growth, study};
 pub(crate) use self::svg::{escaped, inline};
 use crate::colours::SERIES;

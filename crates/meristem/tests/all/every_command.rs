@@ -12,6 +12,7 @@ use std::process::{Command, Output, Stdio};
 
 use crate::common::process::Process;
 use crate::common::{Meristem, TINY, on_a_terminal};
+use crate::policy_training::TINY_POLICY;
 
 /// A command, by the name of its manual page.
 struct Row {
@@ -74,6 +75,12 @@ const ROWS: &[Row] = &[
         "control eval --controllers none --seeds 1 --host minimal --envs 1 --steps 1 --batch 2000",
         0,
         Named("control eval --config runs/NAME/none.toml", &[2]),
+    ),
+    row(
+        "meristem-control-train-policy",
+        "control train-policy policy.toml --run-dir NEW",
+        0,
+        Named("control train-policy NAME", &[2]),
     ),
     row("meristem-growth", "growth --help", 0, Named("growth NAME", &[2])),
     row(
@@ -142,6 +149,7 @@ fn nasty() -> Vec<OsString> {
 fn prepared() -> Meristem {
     let m = Meristem::new();
     m.ok(&format!("train {TINY} --run-dir run --quiet"));
+    fs::write(m.path("policy.toml"), TINY_POLICY.replace("rounds = 3", "rounds = 1")).unwrap();
     let plain = OsStr::new("a");
     images(&m, OsStr::new("images"), plain);
     fs::create_dir(m.path("runs")).unwrap();

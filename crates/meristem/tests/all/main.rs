@@ -32,6 +32,7 @@ mod older_runs;
 mod optimizers;
 mod parts;
 mod places;
+mod policy_training;
 mod resume;
 mod resume_inputs;
 mod run_folders;

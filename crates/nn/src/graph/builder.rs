@@ -224,6 +224,23 @@ impl GraphBuilder {
         if d.h != 1 || d.w != 1 || out == 0 {
             return Err(Error::NotAVector { layer: name.into(), dims: d });
         }
+        self.linear_of_pixels(x, name, out, with_bias, init)
+    }
+
+    /// One linear layer over the channels of each pixel, as PyTorch's `Linear` of an image whose
+    /// channels come last. Initialised as [`GraphBuilder::linear`].
+    pub fn linear_of_pixels(
+        &mut self,
+        x: NodeId,
+        name: &str,
+        out: usize,
+        with_bias: bool,
+        init: Option<Init>,
+    ) -> Result<NodeId> {
+        let d = self.dims(x);
+        if out == 0 {
+            return Err(Error::NotAVector { layer: name.into(), dims: d });
+        }
         let init = init.unwrap_or_else(|| Init::torch_default(d.c));
         let kind = ParamKind::LinearWeight;
         let weight = self.param(format!("{name}.weight"), &[out, d.c], kind, init)?;
@@ -233,7 +250,7 @@ impl GraphBuilder {
         };
         let bias = with_bias.then(|| self.vector_param(name, "bias", out, init)).transpose()?;
         let geometry = ConvGeometry::same(1);
-        Ok(self.push(NodeOp::Conv2d { x, weight, bias, geometry }, Dims { c: out, h: 1, w: 1 }))
+        Ok(self.push(NodeOp::Conv2d { x, weight, bias, geometry }, Dims { c: out, ..d }))
     }
 
     fn activation(&mut self, function: UnaryFunction, x: NodeId) -> NodeId {

@@ -19,18 +19,57 @@ const SEQUENCES: usize = 7;
 const ROWS: usize = STEPS * SEQUENCES;
 const HEADS: [(usize, u32); 3] = [(3, 0b111), (4, 0b110), (2, 0b010)];
 const LOGITS: usize = 9;
+/// Elements of a set, one for each choice of the second head, and their features.
+const ELEMENTS: usize = 4;
+const OF_ELEMENT: usize = 3;
 
-fn graph() -> Arc<Graph> {
+/// The second head's logits are the network's, or point at the elements of a set.
+#[derive(Clone, Copy, PartialEq)]
+enum Form {
+    Vector,
+    Set,
+}
+
+fn graph(form: Form) -> Arc<Graph> {
     let adam =
         AdamConfig { lr: 3e-3, betas: [0.9, 0.999], eps: 1e-5, weight_decay: 0.0, clip_norm: 0.5 };
     let vector = |c| Dims { c, h: 1, w: 1 };
     let mut b = GraphBuilder::new(vector(FEATURES), adam);
     let keep = b.another_input(vector(1));
     let state = b.lstm_state(HIDDEN);
-    let x = b.linear(b.input(), "in", 10, true, None).unwrap();
+    let set =
+        (form == Form::Set).then(|| b.another_input(Dims { c: OF_ELEMENT, h: 1, w: ELEMENTS }));
+    let encoded = set.map(|set| {
+        let x = b.linear_of_pixels(set, "set", 8, true, None).unwrap();
+        b.relu(x)
+    });
+    let mut x = b.input();
+    if let Some(encoded) = encoded {
+        let mean = b.global_avg_pool(encoded);
+        let scale = b.linear(keep, "scale", 8, true, None).unwrap();
+        let mean = b.scale_channels(mean, scale, 1.0).unwrap();
+        let largest = b.global_max_pool(encoded);
+        x = b.concat(&[x, mean, largest]).unwrap();
+    }
+    let x = b.linear(x, "in", 10, true, None).unwrap();
     let x = b.layer_norm(x, "norm").unwrap();
     let h = b.lstm(LstmNodes { x, keep, state }, "lstm").unwrap();
-    let y = b.linear(h, "out", LOGITS + 1, true, None).unwrap();
+    let y = match encoded {
+        None => b.linear(h, "out", LOGITS + 1, true, None).unwrap(),
+        Some(encoded) => {
+            let own = b.linear_of_pixels(encoded, "own", 6, false, None).unwrap();
+            let context = b.linear(h, "context", 6, false, None).unwrap();
+            let places = b.linear_of_pixels(encoded, "places", 6, true, None).unwrap();
+            let context = b.scale_channels(places, context, 1.0).unwrap();
+            let both = b.add(own, context).unwrap();
+            let both = b.relu(both);
+            let logits = b.linear_of_pixels(both, "logit", 1, true, None).unwrap();
+            let logits = b.flatten(logits);
+            let [front, back] = [("front", 3), ("back", 3)]
+                .map(|(name, n)| b.linear(h, name, n, true, None).unwrap());
+            b.concat(&[front, logits, back]).unwrap()
+        }
+    };
     Arc::new(b.finish(y).unwrap())
 }
 
@@ -56,17 +95,19 @@ fn value(i: usize) -> f32 {
 }
 
 /// Draws, and all results of four gradients and steps: choices, masks, other numbers.
-fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
+fn ran(stream: &Stream, form: Form) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
     let options = SequenceOptions { seed: 5, isa: Isa::portable(), owner: Owner::Policy };
-    let mut network = SequenceNetwork::new(stream, graph(), options).unwrap();
+    let mut network = SequenceNetwork::new(stream, graph(form), options).unwrap();
     let empty = |shape, dtype| Tensor::zeros(stream, shape, dtype, Owner::Policy).unwrap();
     let (x, keep) = (
         tensor(stream, [ROWS, FEATURES], value),
         tensor(stream, [ROWS, 1], |i| (i % 9 != 4) as u8 as f32),
     );
     let state = tensor(stream, [SEQUENCES, 2 * HIDDEN], |i| value(i + 99));
-    let inputs = [&x, &keep, &state];
-    let run = SequenceRun { steps: STEPS, inputs: &inputs };
+    let set = tensor(stream, [ROWS, ELEMENTS * OF_ELEMENT], |i| value(i + 55));
+    let inputs = [&x, &keep, &state, &set];
+    let inputs = if form == Form::Set { &inputs[..] } else { &inputs[..3] };
+    let run = SequenceRun { steps: STEPS, inputs };
     let sampler = Arc::new(Sampler { heads: heads(), seed: 3, greedy: false });
     // For each of four places, a word of ops and a word of kinds.
     let legality = tensor(stream, [ROWS, 4 * 2], |i| match i % 2 {
@@ -79,12 +120,13 @@ fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
     let of_heads = [0; 2].map(|_| empty([ROWS, 3], DType::F32));
     let values = Tensor::zeros(stream, [ROWS], DType::F32, Owner::Policy).unwrap();
     let last = empty([SEQUENCES, 2 * HIDDEN], DType::F32);
-    let seen = [empty([ROWS, FEATURES], DType::F32), empty([ROWS, 1], DType::F32)];
+    let seen = [FEATURES, 1, ELEMENTS * OF_ELEMENT].map(|c| empty([ROWS, c], DType::F32));
+    let seen: Vec<&Tensor> = seen.iter().take(inputs.len() - 1).collect();
     let draw = SequenceDraw {
         sampler: &sampler,
         from: [&legality, &step],
         to: [&choices, &legal, &of_heads[0], &of_heads[1], &values],
-        seen: &[&seen[0], &seen[1]],
+        seen: &seen,
     };
     network.act(&run, &draw, &[&last]).unwrap();
     let mut floats: Vec<Vec<f32>> =
@@ -127,11 +169,24 @@ fn ran(stream: &Stream) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
 /// its ε here: a step is as exact as the gradient.
 #[test]
 fn policies_act_and_learn_as_on_a_processor() {
-    let (ours, theirs) = (ran(&cuda().stream("policy")), ran(&host::stream(1)));
+    agree(Form::Vector, usize::MAX);
+}
+
+/// As above, up to the first step: some weights of a set have gradients as small as Adam's ε.
+#[test]
+fn policies_of_sets_act_and_differentiate_as_on_a_processor() {
+    let parameters = graph(Form::Set).params.len();
+    // The draw, the report and the reference of the first pass, its gradients.
+    agree(Form::Set, 4 + 2 + parameters);
+}
+
+/// Compares the first `results` results.
+fn agree(form: Form, results: usize) {
+    let (ours, theirs) = (ran(&cuda().stream("policy"), form), ran(&host::stream(1), form));
     assert_eq!((&ours.0, &ours.1), (&theirs.0, &theirs.1));
     assert!(ours.0.iter().any(|choice| *choice > 0));
     assert_eq!(ours.2.len(), theirs.2.len());
-    for (n, (ours, theirs)) in ours.2.iter().zip(&theirs.2).enumerate() {
+    for (n, (ours, theirs)) in ours.2.iter().zip(&theirs.2).take(results).enumerate() {
         assert_eq!(ours.len(), theirs.len());
         let apart = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(apart < 4e-6 && ours.iter().all(|of| of.is_finite()), "{n}: {apart}");

@@ -10,6 +10,7 @@ from .fleet import Fleet
 from .growth import growth_bench
 from .hosts import Host
 from .learners import Learners
+from .policy import train_policy
 from .runs import Run, Searcher, resume, train, verify
 from .sweeps import Sweep, replay, sweep
 
@@ -38,6 +39,7 @@ __all__ = [
     "resume",
     "sweep",
     "train",
+    "train_policy",
     "verify",
     "weights",
 ]

@@ -69,6 +69,9 @@ def growth_bench(
     given: dict[str, Any],
     on_event: Callable[[dict[str, Any]], object] | None,
 ) -> dict[str, Any]: ...
+def train_policy(
+    folder: str, request: str, on_line: Callable[[dict[str, Any]], object] | None
+) -> list[dict[str, Any]]: ...
 def resolved(config: str | dict[str, Any] | None, given: dict[str, Any]) -> dict[str, Any]: ...
 def losers(
     config: str | dict[str, Any] | None,

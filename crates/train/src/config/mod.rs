@@ -38,7 +38,7 @@ pub(crate) use self::members::make_portable;
 pub(crate) use self::policy_file::PolicyFile;
 pub use self::table::{ConfigLayer, TrainConfig, all};
 pub(crate) use self::table::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
-use self::types::{CommKind, ControllerKind, PolicyStart, Preset, Switch};
+use self::types::{CommKind, ControllerKind, ObservationForm, PolicyStart, Preset, Switch};
 pub use self::validate::check_precision;
 pub(crate) use self::validate::{check_loss, check_searcher};
 pub use self::value::FlagForm;
@@ -139,6 +139,11 @@ impl TrainConfig {
     /// The width of the policy: as set, else the width of a new policy.
     pub(crate) fn policy_width(&self) -> usize {
         self.policy_hidden.unwrap_or_else(|| table::policy_width(self.preset))
+    }
+
+    /// The form of the policy: as set, else that of a new policy.
+    pub(crate) fn policy_form(&self) -> ObservationForm {
+        self.policy_form.unwrap_or_default()
     }
 
     /// The policy that the run starts from: [`PolicyStart::New`] for a controller without a policy;
@@ -268,6 +273,7 @@ impl TrainConfig {
             written.policy.get_or_insert(PolicyStart::New);
         }
         written.policy_hidden = Some(self.policy_width());
+        written.policy_form = Some(self.policy_form());
         written.twin = Some(Switch(self.twin()));
         written.ppo_bootstrap = Some(Switch(self.ppo_bootstrap()));
         if self.comm == CommKind::Threads {
@@ -276,14 +282,15 @@ impl TrainConfig {
         toml::to_string(&written).unwrap_or_default()
     }
 
-    /// The settings with the result of [`PolicyFile::find`] filled in: the width of the policy, and
-    /// the setting `policy` if a learning controller is to choose its policy.
+    /// The settings with the result of [`PolicyFile::find`] filled in: width and form of the
+    /// policy, and the setting `policy` if a learning controller is to choose its policy.
     pub(crate) fn starting_from(&self, policy: Option<&PolicyFile>) -> Self {
         let is_open = self.controller == ControllerKind::Ppo && self.policy.is_none();
         let choice = || if policy.is_some() { PolicyStart::Shipped } else { PolicyStart::New };
         Self {
             policy: if is_open { Some(choice()) } else { self.policy.clone() },
             policy_hidden: policy.map(|policy| policy.hidden).or(self.policy_hidden),
+            policy_form: policy.map(|policy| policy.form).or(self.policy_form),
             ..self.clone()
         }
     }

@@ -4,13 +4,13 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_control::{Ppo, policy_domain, policy_seeds, policy_width};
+use meristem_control::{Ppo, policy_domain, policy_is_of_sets, policy_seeds, policy_width};
 use meristem_grow::BlueprintSet;
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
 
 use super::table::TrainConfig;
-use super::types::PolicyStart;
+use super::types::{ObservationForm, PolicyStart};
 use crate::error::{Error, Result};
 use crate::input_file::{InputFile, checksum};
 
@@ -22,6 +22,8 @@ pub(crate) struct PolicyFile {
     metadata: Metadata,
     /// Width of the policy.
     pub(crate) hidden: usize,
+    /// Form of its observations.
+    pub(crate) form: ObservationForm,
     /// Seeds of the runs that the policy was trained in.
     pub(crate) seeds: Vec<u64>,
 }
@@ -47,11 +49,17 @@ impl PolicyFile {
                 let shipped = Self::shipped()?;
                 // Other blueprints may have the standard names.
                 let known = *blueprints == BlueprintSet::standard();
-                let usual = known && config.policy_hidden.is_none();
+                let form = config.policy_form.is_none_or(|form| form == shipped.form);
+                let usual = known && form && config.policy_hidden.is_none();
                 let fits = usual && shipped.fits(slots, blueprints)?;
                 return Ok(fits.then(|| Arc::new(shipped)));
             }
         };
+        if let Some(asked) = config.policy_form.filter(|asked| *asked != file.form) {
+            let expected =
+                format!("{}, the form of the policy in {}", file.form, file.path.display());
+            return Err(Error::value("policy-form", asked, expected));
+        }
         match config.policy_hidden {
             Some(asked) if asked != file.hidden => {
                 let (hidden, path) = (file.hidden, file.path.display());
@@ -86,7 +94,9 @@ impl PolicyFile {
             return Err(Error::value("policy", got, "a policy.safetensors written by a run"));
         }
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, error))?;
-        Ok(Self { path: path.to_owned(), weights, metadata, hidden, seeds })
+        let of_sets = policy_is_of_sets(&metadata).map_err(|error| unfit(path, error))?;
+        let form = if of_sets { ObservationForm::Set } else { ObservationForm::Vector };
+        Ok(Self { path: path.to_owned(), weights, metadata, hidden, form, seeds })
     }
 
     /// The file with its checksum.
@@ -95,8 +105,11 @@ impl PolicyFile {
         InputFile { setting, path, checksum: checksum(&self.weights) }
     }
 
-    /// Whether it was trained for `slots` slots and these blueprints.
+    /// Whether it serves any host, or was trained for `slots` slots and these blueprints.
     fn fits(&self, slots: usize, blueprints: &BlueprintSet) -> Result<bool> {
+        if self.form == ObservationForm::Set {
+            return Ok(true);
+        }
         let domain = policy_domain(&self.metadata).map_err(|error| unfit(&self.path, error))?;
         let names = blueprints.iter().map(|blueprint| &blueprint.name);
         Ok(domain.slots.len() == slots && names.eq(&domain.blueprints))

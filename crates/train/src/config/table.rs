@@ -24,8 +24,8 @@ use super::declare::{
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
     CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
-    Normalize, Numbers, OptimizerKind, ParamGroups, PlannedChanges, PolicyStart, Preset, Sampler,
-    Scheduler, Space, Switch, TaskKind, Telemetry, number_text, unknown,
+    Normalize, Numbers, ObservationForm, OptimizerKind, ParamGroups, PlannedChanges, PolicyStart,
+    Preset, Sampler, Scheduler, Space, Switch, TaskKind, Telemetry, number_text, unknown,
 };
 use super::value::SettingValue;
 
@@ -468,6 +468,11 @@ settings! {
             "the width of the policy that the run starts from; for a new policy",
             Preset::NAMES.map(|(_, preset)| policy_width(preset))
         ), unit("N"), whole(1, 65_536);
+        /// Form of the policy. vector: for hosts with one number of slots and one list of
+        /// blueprints. set: for any hosts, also of different members.
+        policy_form: Option<ObservationForm> = absent(
+            "the form of the policy that the run starts from; for a new policy vector"
+        ), unit("FORM"), since(14, "vector");
         /// Rounds in which the heuristic acts and the policy learns to imitate it, before the
         /// policy acts and learns from rewards.
         ppo_demonstrations: usize = same(0usize),

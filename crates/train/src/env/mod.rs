@@ -15,7 +15,8 @@ mod trained_host;
 use std::sync::Arc;
 
 use meristem_control::{
-    ActionContext, ActionOp, ActionOutcome, EnvView, GovernorConfig, RewardConfig, RewardTerms,
+    ActionContext, ActionOp, ActionOutcome, EnvFacts, EnvView, GovernorConfig, RewardConfig,
+    RewardTerms,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{
@@ -43,6 +44,8 @@ pub(crate) struct Env {
     pub(crate) grown: TrainedHost,
     /// Measurements since the start of the episode or the last rollback.
     pub(crate) seen: Measurements,
+    /// Facts about the training in the current step.
+    pub(crate) facts: EnvFacts,
     /// Configurations that the current step evaluates.
     pub(crate) counterfactual: Counterfactual,
     /// Contributions of the modules, as measured in the last step.
@@ -120,6 +123,7 @@ impl Env {
             index: options.index,
             number: setup.config.env_number(options.index),
             seen: Measurements::new(&grown.host, &grown.parameters),
+            facts: EnvFacts::default(),
             counterfactual: Counterfactual::leave_one_out(&grown.host, ModuleScope::Live),
             grown,
             contributions: vec![],
@@ -327,6 +331,7 @@ impl Env {
             train_losses: &seen.train_losses,
             measured: &seen.measured,
             history: seen.slot_history.slots(),
+            facts: self.facts,
             last: seen.last,
         }
     }

@@ -18,25 +18,36 @@ pub(crate) struct KeptEvent {
     pub(crate) event: Event,
 }
 
+/// The process of a journal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JournalRank {
+    /// Whether it is rank 0.
+    pub(crate) is_first: bool,
+    /// Whether the run has other processes.
+    pub(crate) has_others: bool,
+}
+
 /// Passes every event to rank 0's observer and file, in the order of a single process, where all
 /// envs go through one phase of a step before the next.
 pub(crate) struct Journal<'a> {
     writer: Option<EventWriter>,
     observer: &'a mut dyn Observer,
+    /// Whether this is rank 0, whose observer receives the events.
+    is_first: bool,
     /// Events kept until the processes meet, if there are several.
     kept: Option<Vec<KeptEvent>>,
     phase: usize,
 }
 
 impl<'a> Journal<'a> {
-    /// The journal of a process. Rank 0 has the writer; if there are other processes, they forward
-    /// their events to it.
+    /// The journal of a process. Rank 0 has the writer, if the run has a folder; if there are other
+    /// processes, they forward their events to it.
     pub(crate) fn new(
         writer: Option<EventWriter>,
         observer: &'a mut dyn Observer,
-        has_others: bool,
+        JournalRank { is_first, has_others }: JournalRank,
     ) -> Self {
-        Self { writer, observer, kept: has_others.then(Vec::new), phase: 0 }
+        Self { writer, observer, is_first, kept: has_others.then(Vec::new), phase: 0 }
     }
 
     /// Records an event of an env. Does not wait; a full queue drops the event, which is counted.
@@ -57,9 +68,10 @@ impl<'a> Journal<'a> {
     }
 
     fn write(&mut self, event: &Event, waits: bool) {
-        let Some(writer) = &mut self.writer else { return };
-        self.observer.event(event);
-        if waits { writer.emit_waiting(event) } else { writer.emit(event) }
+        self.notify(event);
+        if let Some(writer) = &mut self.writer {
+            if waits { writer.emit_waiting(event) } else { writer.emit(event) }
+        }
     }
 
     /// Records an event of the run; waits if the file's queue is full.
@@ -69,7 +81,7 @@ impl<'a> Journal<'a> {
 
     /// Passes an event to the observer only.
     pub(crate) fn notify(&mut self, event: &Event) {
-        if self.writer.is_some() {
+        if self.is_first {
             self.observer.event(event);
         }
     }

@@ -23,6 +23,8 @@ pub mod trace;
 use serde::Deserialize;
 
 /// Reads null as NaN, which JSON lacks.
-fn null_as_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+pub(crate) fn null_as_nan<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

@@ -120,6 +120,24 @@ pub(crate) fn run_on(
     }
 }
 
+/// Like [`run_on`], without a folder and with code of the program. The data stay in the cache until
+/// the caller clears it.
+///
+/// # Errors
+/// As [`run`].
+pub(crate) fn run_without_folder(
+    devices: &OpenDevices,
+    config: &TrainConfig,
+    custom: Custom,
+    observer: &mut dyn Observer,
+) -> Result<Summary> {
+    let (devices, started) = (devices.clone(), Instant::now());
+    let (config, names) = Names::of_new(config, OtherInputs::default())?;
+    let (mut world, files) = (World::alone(), RunFiles::default());
+    let run = PreparedRun::on(devices, &config, names, custom, &files, &mut world)?;
+    run.finish(&mut world, Begin::New(started), observer, files)
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -24,7 +24,7 @@ use crate::own_loss::ProgramLoss;
 use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::Event;
-use crate::record::journal::Journal;
+use crate::record::journal::{Journal, JournalRank};
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
 use crate::record::summary::{
@@ -237,7 +237,8 @@ impl PreparedRun {
         let mut writer = writer;
         let score = self.setup.task.score.kind();
         writer.iter_mut().for_each(|writer| writer.name_scores(score));
-        let mut journal = Journal::new(writer, observer, world.size() > 1);
+        let rank = JournalRank { is_first: world.is_first(), has_others: world.size() > 1 };
+        let mut journal = Journal::new(writer, observer, rank);
         match next {
             StepPosition { round: 0, step: 0 } => {
                 journal.announce(run_started(&self.setup, &self.resources))

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use meristem_comm::Communicator;
 use meristem_control::{
-    Controller, EnvController, EnvControllers, Heuristic, HeuristicConfig, Learning, Ppo, PpoGroup,
-    PpoOptions,
+    Controller, EnvController, EnvControllers, Heuristic, HeuristicConfig, Learning, PolicyDomain,
+    Ppo, PpoGroup, PpoOptions,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::external::{External, OwnController};
 use crate::processes::World;
 use crate::record::run_folder::POLICY;
-use crate::settings::ControllerKind;
+use crate::settings::{ControllerKind, ObservationForm};
 use crate::setup::{Member, Setup};
 
 /// The controller of a run. The variants other than the first have further methods, which a run
@@ -161,7 +161,18 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
         isa: setup.isa,
         learning,
     };
-    let mut ppo = Ppo::new(stream, config.ppo_config(), &setup.fresh_host(0)?, options)?;
+    let mut ppo = match config.policy_form() {
+        ObservationForm::Vector => {
+            Ppo::new(stream, config.ppo_config(), &setup.fresh_host(0)?, options)?
+        }
+        ObservationForm::Set => {
+            let members = 0..config.members_len();
+            let hosts =
+                members.map(|member| setup.fresh_host(member)).collect::<Result<Vec<_>>>()?;
+            let domain = PolicyDomain::from_hosts(&hosts);
+            Ppo::of_sets(stream, config.ppo_config(), domain, options)?
+        }
+    };
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
     Ok(match (learning, config.ppo_demonstrations) {
         (Learning::Off | Learning::Greedy, _) | (_, 0) => ppo,

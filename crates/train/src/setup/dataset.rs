@@ -1,6 +1,8 @@
 //! The dataset of a run.
 
-use meristem_data::{DatasetInfo, DatasetSpec, MissingValues, Residency, Source, TableOptions};
+use meristem_data::{
+    DatasetInfo, DatasetSpec, Generated, MissingValues, Residency, Source, TableOptions,
+};
 use meristem_grow::{TaskShape, nearest};
 
 use crate::config::TrainConfig;
@@ -42,12 +44,17 @@ pub(crate) fn dataset_of(config: &TrainConfig) -> Result<DatasetSpec> {
     dataset_spec(&config.dataset, options)
 }
 
-/// The dataset with the given name.
+/// The dataset with the given name, which has options after it if it is generated:
+/// `spirals:train=800,noise=2` ([`Generated`]).
 ///
 /// # Errors
-/// [`Error::Value`]: an unknown name, for which the nearest is suggested, a root for a dataset that
-/// reads no files, or an option of another dataset.
+/// [`Error::Value`]: an unknown name, for which the nearest is suggested, or an unknown option; a
+/// root for a dataset that reads no files, or an option of another dataset.
 pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
+    let (name, generated) = match name.split_once(':') {
+        Some((name, generated)) => (name, Some(generated)),
+        None => (name, None),
+    };
     let source: Source = name.parse().map_err(|_| {
         let known = Source::ALL.map(Source::name);
         let hint = nearest(name, known).map(|near| format!("; did you mean `{near}`?"));
@@ -79,12 +86,35 @@ pub fn dataset_spec(name: &str, options: DatasetSpec) -> Result<DatasetSpec> {
             return Err(Error::value("missing", missing, expected("missing")));
         }
     }
-    Ok(DatasetSpec { source, ..options })
+    let parse = |options: &str| Generated::parse(source.options(), options).map_err(refused_option);
+    let generated = generated.map(parse).transpose()?;
+    Ok(DatasetSpec { source, generated: generated.unwrap_or_default(), ..options })
+}
+
+/// The error for an option that a dataset does not have, or does not accept.
+fn refused_option(error: meristem_data::Error) -> Error {
+    match error {
+        meristem_data::Error::Argument { expected, got, .. } => {
+            Error::value("dataset", got, expected)
+        }
+        error => error.into(),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn options_of_a_generated_dataset_follow_its_name() {
+        let spec = |name| dataset_spec(name, DatasetSpec::embedded());
+        assert_eq!(spec("blobs:train=50").unwrap().generated.train, Some(50));
+        for (name, words) in [("blobs:trian=50", "seed, train"), ("cifar10:train=9", "nothing")] {
+            let error = spec(name).unwrap_err();
+            assert!(matches!(&error, Error::Value { key, .. } if key == "dataset"), "{error:?}");
+            assert!(error.to_string().contains(words), "{error}");
+        }
+    }
 
     #[test]
     fn a_wrong_dataset_names_the_nearest() {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meristem_control::PolicyDomain;
 use meristem_data::DatasetSpec;
 use meristem_grow::{BlueprintSet, HostSpec, SlotName};
 use meristem_nn::Isa;
@@ -18,7 +19,7 @@ use crate::error::{Error, Result, is_no_file};
 use crate::hosts::read_host;
 use crate::input_file::{InputFile, Moved, check_files};
 use crate::record::run_folder::{WEIGHTS, weights_name};
-use crate::settings::ControllerKind;
+use crate::settings::{ControllerKind, ObservationForm};
 
 /// Reads the weights file of a setting, if it is given.
 fn weights_of(key: &'static str, path: Option<&Path>) -> Result<Option<Arc<Weights>>> {
@@ -160,7 +161,19 @@ impl Names {
         let slots = names.members.first().map_or(0, |member| member.slots.len());
         let policy = PolicyFile::find(readable, slots, &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
+        check_same_slots(&config, &names.members)?;
         Ok((config, Self { policy, ..names }))
+    }
+
+    /// Slots and blueprints of the members with the most of them.
+    pub(crate) fn domain(&self) -> PolicyDomain {
+        let most = self.members.iter().map(|member| &member.slots).max_by_key(|slots| slots.len());
+        let names = |slots: &Vec<SlotName>| slots.iter().map(SlotName::to_string).collect();
+        let blueprints = self.blueprints.set.iter().map(|blueprint| blueprint.name.clone());
+        PolicyDomain {
+            slots: most.map(names).unwrap_or_default(),
+            blueprints: blueprints.collect(),
+        }
     }
 
     /// Looks up the names of a run that resumes from the checkpoint at `path`, and compares its
@@ -179,13 +192,15 @@ impl Names {
     ) -> Result<Self> {
         let found = Self::resolve(config, others, Hosts::Fresh)
             .and_then(|names| check_files(path, &names.files()?, began).map(|()| names));
-        match found {
+        let names = match found {
             Err(_) if !fresh_hosts => {
                 let names = Self::resolve(config, others, Hosts::InProgress)?;
                 check_files(path, &names.files()?, began).map(|()| names)
             }
             found => found,
-        }
+        }?;
+        check_same_slots(config, &names.members)?;
+        Ok(names)
     }
 
     /// All input files of a run: [`Names::files`] and the initial policy. A resumed run has its
@@ -253,7 +268,6 @@ impl Names {
                 )
             })
             .collect::<Result<_>>()?;
-        check_same_slots(config, &members)?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
         let spec = dataset_of(config)?;
         let starts = match hosts {
@@ -272,7 +286,8 @@ impl Names {
 
 /// Checks that a controller that knows slots by their number gets the same slots from all members.
 fn check_same_slots(config: &TrainConfig, members: &[MemberNames]) -> Result<()> {
-    let by_number = config.controller.is_policy();
+    let by_number =
+        config.controller.is_policy() && config.policy_form() == ObservationForm::Vector;
     let [first, others @ ..] = members else { return Ok(()) };
     match others.iter().find(|other| by_number && other.slots != first.slots) {
         None => Ok(()),
@@ -282,8 +297,15 @@ fn check_same_slots(config: &TrainConfig, members: &[MemberNames]) -> Result<()>
             };
             let got =
                 format!("hosts with slots {} and {}", names(&first.slots), names(&other.slots));
-            let expected =
-                format!("hosts with the same slots, for controller {}", config.controller);
+            let remedy = if of_vector {
+                " of the form vector; a policy of the form set serves any hosts (--policy-form set)"
+            } else {
+                ""
+            };
+            let expected = format!(
+                "hosts with the same slots, for controller {}{}",
+                config.controller, remedy
+            );
             Err(Error::value("members", got, expected))
         }
     }

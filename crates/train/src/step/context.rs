@@ -49,6 +49,7 @@ impl StepContext<'_, '_> {
         let decides =
             matches!(self.controller, AnyController::Envs(_) | AnyController::Deciding(_));
         let config = &self.setup.config;
+        let decides = decides && !config.controller.sees_all_envs();
         let has_others = config.members_len() > 1 || config.env_numbers.is_some();
         decides && self.processes == 1 && has_others
     }

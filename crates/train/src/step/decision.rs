@@ -1,8 +1,7 @@
 //! Decision of a step.
 
-use meristem_control::ActionContext;
+use meristem_control::{ActionContext, EnvFacts};
 
-use crate::env::Env;
 use crate::error::Result;
 use crate::resources::ScopedDevice;
 use crate::step::context::StepContext;
@@ -15,7 +14,16 @@ use crate::step::{growth, permitted, visit};
 /// The controller's error, an illegal action.
 pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
     context.journal.next_phase();
-    context.population.envs.iter_mut().for_each(Env::remember);
+    let StepContext { setup, resources, population, when, .. } = &mut *context;
+    for env in &mut population.envs {
+        env.remember();
+        let own = &setup.member(env.index).config;
+        env.facts = EnvFacts {
+            train_samples: resources.train.order().samples_of(env.index),
+            lr_factor: own.rate(env.grown.own_step(when.step)) as f32,
+            score: setup.task.score.kind(),
+        };
+    }
     visit::before_decision(context)?;
     let config = &context.setup.config;
     let ranks = config.policy_ranks().div_ceil(context.processes) as u64;

@@ -6,7 +6,7 @@ pub(crate) mod toy;
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, ActionOp, ActionOutcome, EnvView, HeuristicConfig, SlotHistories, apply,
+    Action, ActionOp, ActionOutcome, EnvFacts, EnvView, HeuristicConfig, SlotHistories, apply,
 };
 use meristem_grow::{
     BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, TaskShape,
@@ -105,6 +105,7 @@ impl FakeEnv {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.history.slots(),
+            facts: EnvFacts::default(),
             last: self.last,
         }
     }

@@ -43,14 +43,20 @@ fn rules() -> Rules {
 
 impl Toy {
     pub(crate) fn new(index: usize) -> Self {
+        Self::with_slots(index, 2)
+    }
+
+    /// An env with one or two slots.
+    pub(crate) fn with_slots(index: usize, slots: usize) -> Self {
         let config = RewardConfig::default();
         let parameters = Rc::default();
-        let env = FakeEnv::new(index, tiny(2, rules()), STEPS);
+        let env = FakeEnv::new(index, tiny(slots, rules()), STEPS);
         Self { env, reward: RewardState::default(), config, parameters, total: 0.0 }
     }
 
     pub(crate) fn reset(&mut self) {
-        self.env = FakeEnv::new(self.env.index, tiny(2, rules()), STEPS);
+        let slots = self.env.host.slots().len();
+        self.env = FakeEnv::new(self.env.index, tiny(slots, rules()), STEPS);
         self.reward = RewardState::default();
         self.total = 0.0;
     }

@@ -28,9 +28,9 @@ impl ConvNode {
         let BatchShape { batch, h: in_h, w: in_w, c: in_c } = b.shape(x);
         let out_c = b.shape(node).c;
         let shape = match b.graph.params[weight.index()].kind {
-            // One image with a pixel for each sample: its weight gradient is one sum over all
-            // samples.
-            ParamKind::LinearWeight => ConvShape::linear(batch, in_c, out_c),
+            // One image with a pixel for each pixel of each sample: its weight gradient is one sum
+            // over all of them.
+            ParamKind::LinearWeight => ConvShape::linear(batch * in_h * in_w, in_c, out_c),
             _ => ConvShape {
                 batch,
                 in_c,

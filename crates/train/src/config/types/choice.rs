@@ -64,6 +64,19 @@ impl Preset {
 
 choice!(Preset: "default" => Default, "quick" => Quick, "full" => Full);
 
+/// Form of a policy's observations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ObservationForm {
+    /// One vector: the policy serves one number of slots and one list of blueprints.
+    #[default]
+    Vector,
+    /// Sets of slots and of blueprints: the policy serves any host.
+    Set,
+}
+
+choice!(ObservationForm: "vector" => Vector, "set" => Set);
+
 /// Detail of times and gradient statistics in a run's events. No result depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

@@ -25,7 +25,9 @@ pub use self::amount::{BatchLimit, ByteSize, ClipNorm};
 pub use self::augmentations::Augmentations;
 pub use self::blueprints::BlueprintSource;
 pub use self::changes::{Numbers, PlannedChange, PlannedChanges};
-pub use self::choice::{CommKind, HotScopePolicy, LrSchedule, Preset, Switch, Telemetry};
+pub use self::choice::{
+    CommKind, HotScopePolicy, LrSchedule, ObservationForm, Preset, Switch, Telemetry,
+};
 pub use self::class_weights::ClassWeights;
 pub use self::controller::ControllerKind;
 pub use self::distribution::Distribution;

@@ -1,0 +1,171 @@
+//! `meristem control train-policy`: the folder, continuation after kills, and use of the policy.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+use crate::common::process::Process;
+use crate::common::{Meristem, assert_documented};
+
+/// Rounds of four envs with hosts of one to three slots.
+pub(crate) const TINY_POLICY: &str = r#"
+rounds = 3
+envs = 4
+evaluate_every = 2
+evaluation_tasks = 2
+
+[settings]
+blueprints = ["vectors"]
+policy_hidden = 8
+batch = 64
+min_training_steps = 1
+
+[task]
+dataset = { choice = ["blobs", "spirals", "friedman"] }
+train = { int = [200, 300] }
+test = { choice = [40] }
+steps = { int = [3, 5] }
+
+[members]
+host = { choice = ["mlp:4,4,4", "mlp:5", "mlp:4,4"] }
+lr = { log_uniform = [0.02, 0.2] }
+"#;
+
+fn prepared() -> Meristem {
+    let m = Meristem::new();
+    fs::write(m.path("tiny.toml"), TINY_POLICY).unwrap();
+    m
+}
+
+/// Lines of the curves, without the seconds, the only numbers that differ between two trainings.
+fn lines(m: &Meristem, folder: &str) -> Vec<Value> {
+    let text = fs::read_to_string(m.path(&format!("{folder}/curves.jsonl"))).unwrap();
+    let line = |line: &str| {
+        let mut line: Value = serde_json::from_str(line).unwrap();
+        for key in ["seconds", "setup_seconds"] {
+            line.as_object_mut().unwrap().remove(key);
+        }
+        line
+    };
+    text.lines().map(line).collect()
+}
+
+fn assert_same(m: &Meristem, one: &str, other: &str) {
+    assert_eq!(lines(m, one), lines(m, other));
+    for file in ["policy.safetensors", "state.safetensors"] {
+        let bytes = |folder: &str| fs::read(m.path(&format!("{folder}/{file}"))).unwrap();
+        assert!(bytes(one) == bytes(other), "{file} of {one} and {other}");
+    }
+}
+
+#[test]
+fn a_training_has_curves_and_a_policy_for_any_host() {
+    let m = prepared();
+    let told = m.ok("control train-policy tiny.toml --json --quiet");
+    let last: Value = serde_json::from_str(&told.stdout).unwrap();
+    let lines = lines(&m, "policy-tiny");
+    assert_eq!(last["controllers"], lines.last().unwrap()["controllers"]);
+    let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+    let expected = ["evaluation", "round", "round", "evaluation", "round", "evaluation"];
+    assert_eq!(kinds, expected);
+    for line in &lines {
+        // The keys of `report` are those of an event.
+        let mut own = line.clone();
+        if let Some(report) = own.get_mut("report") {
+            assert_documented("### policy_updated", &report.take());
+        }
+        if let Some(controllers) = own.get_mut("controllers") {
+            assert_documented("## curves.jsonl", &controllers.take()["greedy"]);
+        }
+        assert_documented("## curves.jsonl", &own);
+    }
+    for round in lines.iter().filter(|line| line["kind"] == "round") {
+        let steps = round["steps"].as_u64().unwrap();
+        assert_eq!(round["report"]["transitions"], 4 * steps, "{round}");
+    }
+    let of = |line: &Value, name: &str| line["controllers"][name].clone();
+    for line in lines.iter().filter(|line| line["kind"] == "evaluation") {
+        for name in ["heuristic", "random"] {
+            assert_eq!(of(line, name), of(&lines[0], name), "{name} does not learn");
+        }
+        assert_eq!(of(line, "policy")["returns"].as_array().unwrap().len(), 2);
+    }
+    assert!(fs::read_to_string(m.path("policy-tiny/curves.svg")).unwrap().contains("transitions"));
+    // On hosts that no round had: another number of slots, other blueprints, members of their own.
+    let quick = "--steps 4 --max-batches 2 --batch 32 --quiet";
+    let policy = "--controller greedy:policy-tiny/policy.safetensors";
+    m.ok(&format!("train {quick} {policy} --host cnn:channels=2 --envs 1"));
+    m.ok(&format!(
+        "train {quick} {policy} --dataset mnist1d --envs 2 --members host=conv1d:4,4|conv1d:4"
+    ));
+    let start = "--controller ppo --policy policy-tiny/policy.safetensors --rounds 2";
+    m.ok(&format!("train {quick} {start} --dataset blobs --host mlp:6,6 --envs 2 --run-dir run"));
+    let config = fs::read_to_string(m.path("run/config.toml")).unwrap();
+    assert!(config.contains("policy_form = \"set\""), "{config}");
+    m.fails(
+        &format!("train {quick} {start} --policy-form vector --dataset blobs --host mlp:6"),
+        2,
+        &["policy-form", "set, the form of the policy"],
+    );
+    m.fails(
+        &format!("train {quick} --controller ppo --members host=mlp:4,4|mlp:4 --dataset blobs"),
+        2,
+        &["hosts with the same slots", "--policy-form set"],
+    );
+}
+
+#[test]
+fn stopped_killed_and_extended_trainings_have_the_same_bits() {
+    let m = prepared();
+    m.ok("control train-policy tiny.toml --run-dir whole --quiet");
+    // Killed after each of its lines.
+    for lines in 1..6 {
+        let mut command = m.command();
+        command.args("control train-policy tiny.toml --run-dir killed".split_whitespace());
+        let mut child = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        stderr.lines().nth(lines - 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    m.ok("control train-policy tiny.toml --run-dir killed --quiet");
+    assert_same(&m, "killed", "whole");
+    // Evaluated at its former end, as the whole one is.
+    m.ok("control train-policy tiny.toml --rounds 2 --run-dir longer --quiet");
+    m.ok("control train-policy tiny.toml --run-dir longer --quiet");
+    assert_same(&m, "longer", "whole");
+    // Complete already.
+    m.ok("control train-policy tiny.toml --run-dir whole --quiet");
+    assert_same(&m, "whole", "longer");
+}
+
+#[test]
+fn requests_that_do_not_fit_are_refused_before_the_first_round() {
+    let m = prepared();
+    let file = |name: &str, from: &str, to: &str| {
+        assert!(TINY_POLICY.contains(from));
+        fs::write(m.path(name), TINY_POLICY.replace(from, to)).unwrap();
+    };
+    for (from, to, words) in [
+        ("rounds = 3", "rounds = 0", "1 to"),
+        ("batch = 64", "batch = 0", "batch"),
+        ("mlp:5", "mlp:x", "mlp:x"),
+        ("lr = {", "lrr = {", "did you mean `lr`"),
+        ("[200, 300]", "[-3, 0]", "train="),
+        ("envs = 4", "envs = 4\ncolour = 1", "colour"),
+    ] {
+        file("bad.toml", from, to);
+        m.fails("control train-policy bad.toml --run-dir bad", 2, &[words]);
+        assert!(!m.path("bad").exists(), "{to}");
+    }
+    m.ok("control train-policy tiny.toml --rounds 1 --run-dir there --quiet");
+    file("other.toml", "batch = 64", "batch = 32");
+    m.fails("control train-policy other.toml --run-dir there", 2, &["batch", "began with"]);
+    m.fails("control train-policy none.toml", 2, &["none.toml"]);
+    fs::create_dir(m.path("full")).unwrap();
+    fs::write(m.path("full/file"), "").unwrap();
+    m.fails("control train-policy tiny.toml --run-dir full", 2, &["full"]);
+    assert!(m.path("full/file").exists());
+}

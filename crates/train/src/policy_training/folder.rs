@@ -1,0 +1,164 @@
+//! The folder of a training: the request, the state after the last round, curves, the policy.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use meristem_control::ControllerState;
+use meristem_nn::safetensors::{self, Metadata};
+use meristem_nn::{HostData, HostTensor, StateDict};
+use serde::{Deserialize, Serialize};
+
+use super::report::CurveLine;
+use super::request::PolicyTraining;
+use crate::error::{Error, Result};
+use crate::record::plain_file;
+use crate::record::run_folder::{POLICY, write_whole};
+
+/// The request, as JSON.
+const REQUEST: &str = "training.json";
+/// The state from which the training goes on.
+const STATE: &str = "state.safetensors";
+/// Curves as JSON lines.
+const CURVES: &str = "curves.jsonl";
+/// Limit of the size of the request.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Limit of the size of the curves.
+const CURVES_BYTES_MAX: u64 = 1 << 30;
+
+const FORMAT: &str = "meristem policy training";
+const MEMORY: &str = "memory";
+
+/// State between two rounds.
+pub(super) struct TrainingState {
+    /// Next round.
+    pub(super) round: usize,
+    /// Transitions so far.
+    pub(super) transitions: u64,
+    pub(super) policy: ControllerState,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Counters {
+    round: usize,
+    transitions: u64,
+}
+
+/// The open folder of a training.
+pub(super) struct TrainingFolder {
+    path: PathBuf,
+}
+
+impl TrainingFolder {
+    /// Creates the folder, or opens that of an earlier training with the same request.
+    ///
+    /// # Errors
+    /// [`Error::RunFolderExists`]: something else is there. [`Error::Resume`]: the request differs
+    /// in more than its number of rounds, or has fewer.
+    pub(super) fn open(path: &Path, request: &PolicyTraining) -> Result<Self> {
+        let it = Self { path: path.to_owned() };
+        let file = path.join(REQUEST);
+        if path.symlink_metadata().is_err() {
+            std::fs::create_dir_all(path).map_err(|source| it.fail("create", path, source))?;
+        } else {
+            let read = plain_file::text(&file, REQUEST_BYTES_MAX);
+            let read = read.map_err(|source| it.fail("read", &file, source))?;
+            let empty = || path.read_dir().is_ok_and(|mut entries| entries.next().is_none());
+            match read {
+                Some(began) => it.check_same(&began, request)?,
+                None if empty() => {}
+                None => return Err(Error::RunFolderExists { path: path.into() }),
+            }
+        }
+        write_whole(&file, text(request).as_bytes())?;
+        Ok(it)
+    }
+
+    fn check_same(&self, began: &str, request: &PolicyTraining) -> Result<()> {
+        let refuse = |problem| Err(Error::Resume { path: self.path.clone(), problem });
+        let Ok(began) = serde_json::from_str::<PolicyTraining>(began) else {
+            return refuse(format!("its {REQUEST} cannot be read; give another folder"));
+        };
+        if request.rounds < began.rounds {
+            return refuse(format!(
+                "it has {} rounds, but {} were requested; give at least as many",
+                began.rounds, request.rounds
+            ));
+        }
+        let length = |of: &PolicyTraining| text(&PolicyTraining { rounds: 1, ..of.clone() });
+        let [one, other] = [length(&began), length(request)];
+        match one.lines().zip(other.lines()).find(|(one, other)| one != other) {
+            None if one == other => Ok(()),
+            differs => {
+                let (one, other) = differs.unwrap_or_default();
+                refuse(format!(
+                    "it began with `{}`, but now there is `{}`; give the file that it began with, \
+                     or another folder",
+                    one.trim(),
+                    other.trim()
+                ))
+            }
+        }
+    }
+
+    /// The state after the last round; `None` before the first one.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`]: a damaged file.
+    pub(super) fn read_state(&self) -> Result<Option<TrainingState>> {
+        let path = self.path.join(STATE);
+        if path.symlink_metadata().is_err() {
+            return Ok(None);
+        }
+        let unfit = |problem: String| Error::Checkpoint { path: path.clone(), problem };
+        let (mut tensors, metadata) =
+            safetensors::load(&path).map_err(|error| unfit(error.without_path().to_string()))?;
+        let counters = metadata.get(FORMAT).ok_or_else(|| unfit(format!("it is no {FORMAT}")))?;
+        let Counters { round, transitions } =
+            serde_json::from_str(counters).map_err(|error| unfit(error.to_string()))?;
+        let Some(HostData::U8(memory)) = tensors.0.remove(MEMORY).map(|tensor| tensor.data) else {
+            return Err(unfit(format!("it has no `{MEMORY}`")));
+        };
+        Ok(Some(TrainingState { round, transitions, policy: ControllerState { memory, tensors } }))
+    }
+
+    /// Writes the state; the file is always whole.
+    pub(super) fn write_state(&self, state: &TrainingState) -> Result<()> {
+        let TrainingState { round, transitions, policy } = state;
+        let path = self.path.join(STATE);
+        let mut tensors: StateDict = policy.tensors.clone();
+        tensors.insert(MEMORY, HostTensor::bytes(policy.memory.clone()));
+        let counters = Counters { round: *round, transitions: *transitions };
+        let counters = serde_json::to_string(&counters).unwrap_or_default();
+        let metadata: Metadata = [(FORMAT.to_string(), counters)].into();
+        write_whole(&path, &safetensors::to_bytes(&path, &tensors, &metadata)?)
+    }
+
+    /// The lines of the curves; those after a damaged line are left out.
+    pub(super) fn read_curves(&self) -> Result<Vec<CurveLine>> {
+        let path = self.path.join(CURVES);
+        let text = plain_file::text(&path, CURVES_BYTES_MAX);
+        let text = text.map_err(|source| self.fail("read", &path, source))?.unwrap_or_default();
+        Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    /// Writes all lines of the curves.
+    pub(super) fn write_curves(&self, lines: &[CurveLine]) -> Result<()> {
+        let lines = lines.iter().filter_map(|line| serde_json::to_string(line).ok());
+        let text: String = lines.map(|line| line + "\n").collect();
+        write_whole(&self.path.join(CURVES), text.as_bytes())
+    }
+
+    /// Writes the policy.
+    pub(super) fn write_policy(&self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
+        let path = self.path.join(POLICY);
+        write_whole(&path, &safetensors::to_bytes(&path, weights, metadata)?)
+    }
+
+    fn fail(&self, action: &'static str, path: &Path, source: io::Error) -> Error {
+        Error::RunFolder { action, path: path.into(), source }
+    }
+}
+
+fn text(request: &PolicyTraining) -> String {
+    serde_json::to_string_pretty(request).unwrap_or_default() + "\n"
+}

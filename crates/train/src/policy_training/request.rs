@@ -1,0 +1,207 @@
+//! The request: a file with the number of rounds, the settings of all runs, and two spaces.
+
+use std::path::Path;
+
+use meristem_data::Generated;
+use meristem_device::named_file;
+use serde::{Deserialize, Serialize};
+
+use crate::config::{ConfigLayer, file};
+use crate::error::{Error, Result};
+use crate::settings::Space;
+
+/// Limit of the number of rounds.
+const ROUNDS_MAX: usize = 1_000_000;
+/// Limit of the number of envs, as of a run.
+const ENVS_MAX: usize = 4096;
+/// Limit of the number of tasks of an evaluation.
+const TASKS_MAX: usize = 10_000;
+
+/// Settings that the training decides, or that belong to single runs.
+const DECIDED: [&str; 20] = [
+    "checkpoint_every",
+    "controller",
+    "data_parallel",
+    "end_members",
+    "env_numbers",
+    "envs",
+    "export",
+    "folds",
+    "members",
+    "name",
+    "places",
+    "policy",
+    "policy_form",
+    "ranks",
+    "rounds",
+    "run_dir",
+    "samples",
+    "scheduler",
+    "seed",
+    "space",
+];
+
+/// Training of a policy on drawn tasks.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyTraining {
+    /// Number of rounds. More rounds extend a training that is complete.
+    pub rounds: usize,
+    /// Number of envs, each with settings of its own.
+    #[serde(default = "envs")]
+    pub envs: usize,
+    /// Seed of the initial weights, of all draws and of all runs.
+    #[serde(default = "seed")]
+    pub seed: u64,
+    /// Rounds between two evaluations; 0 for none but those before the first round and after the
+    /// last one.
+    #[serde(default = "evaluate_every")]
+    pub evaluate_every: usize,
+    /// Number of tasks of an evaluation, which no round has; 0 for no evaluation.
+    #[serde(default = "evaluation_tasks")]
+    pub evaluation_tasks: usize,
+    /// Settings of all runs.
+    #[serde(default)]
+    pub settings: toml::Table,
+    /// Space of the settings of a round, drawn for each. Keys are settings of a run, and options of
+    /// a generated dataset ([`Generated::OPTIONS`]), which has those of the options that it knows.
+    #[serde(default)]
+    pub task: Space,
+    /// Space of the settings of an env, drawn for each env of each round.
+    #[serde(default)]
+    pub members: Space,
+}
+
+fn envs() -> usize {
+    64
+}
+
+fn seed() -> u64 {
+    1
+}
+
+fn evaluate_every() -> usize {
+    50
+}
+
+fn evaluation_tasks() -> usize {
+    8
+}
+
+impl PolicyTraining {
+    /// Reads and checks the file at `path`, TOML or JSON by its extension.
+    ///
+    /// # Errors
+    /// [`Error::ConfigFile`]: the file cannot be read, or has an unknown key or a value of another
+    /// type. [`Error::Value`]: a number outside its range, or a setting that the training decides.
+    pub fn read(path: &Path) -> Result<Self> {
+        let fail = |message: String| Error::ConfigFile { path: path.to_owned(), message };
+        let text = named_file::text(path);
+        let text = text.map_err(|error| fail(format!("cannot be read: {error}")))?;
+        Self::parse(path, &text)
+    }
+
+    /// Parses `text`, the contents of the file at `path`, as [`PolicyTraining::read`] does.
+    ///
+    /// # Errors
+    /// As [`PolicyTraining::read`].
+    pub fn parse(path: &Path, text: &str) -> Result<Self> {
+        let fail = |message: String| Error::ConfigFile { path: path.to_owned(), message };
+        let request: Self = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("toml") => toml::from_str(text).map_err(|error| fail(error.to_string()))?,
+            Some("json") => serde_json::from_str(text).map_err(|error| fail(error.to_string()))?,
+            _ => return Err(fail("its name must end in .toml or .json".into())),
+        };
+        request.check()?;
+        Ok(request)
+    }
+
+    /// The settings of all runs.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: an unknown key, or a value that its setting does not accept.
+    pub(super) fn layer(&self) -> Result<ConfigLayer> {
+        let wrong = |problem: String| {
+            let got = toml::to_string(&self.settings).unwrap_or_default();
+            Error::value("settings", got.trim(), format!("settings of train: {problem}"))
+        };
+        file::check_keys(self.settings.keys().map(String::as_str)).map_err(wrong)?;
+        let text = toml::to_string(&self.settings).map_err(|error| wrong(error.to_string()))?;
+        toml::from_str(&text).map_err(|error| wrong(error.to_string()))
+    }
+
+    /// Checks numbers and keys.
+    pub(super) fn check(&self) -> Result<()> {
+        for (key, got, [least, most]) in [
+            ("rounds", self.rounds, [1, ROUNDS_MAX]),
+            ("envs", self.envs, [1, ENVS_MAX]),
+            ("evaluate_every", self.evaluate_every, [0, ROUNDS_MAX]),
+            ("evaluation_tasks", self.evaluation_tasks, [0, TASKS_MAX]),
+        ] {
+            if !(least..=most).contains(&got) {
+                return Err(Error::value(key, got, format!("{least} to {most}")));
+            }
+        }
+        if self.seed > u64::MAX >> 1 {
+            return Err(Error::value("seed", self.seed, format!("at most {}", u64::MAX >> 1)));
+        }
+        let decided = |key: &&str| DECIDED.contains(key);
+        if let Some(key) = self.layer()?.given().into_iter().find(decided) {
+            return Err(Error::value("settings", key, expected_undecided(key)));
+        }
+        let keys = |space: &Space| -> Vec<String> {
+            space.dimensions().iter().map(|dimension| dimension.key().to_string()).collect()
+        };
+        for key in keys(&self.task) {
+            if DECIDED.contains(&&*key) {
+                return Err(Error::value("task", &key, expected_undecided(&key)));
+            }
+            if !Generated::OPTIONS.contains(&&*key) {
+                file::check_keys([&*key].into_iter()).map_err(|problem| {
+                    let options = Generated::OPTIONS[1..].join(", ");
+                    let expected = format!("a setting of train, or one of {options}: {problem}");
+                    Error::value("task", &key, expected)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn expected_undecided(key: &str) -> String {
+    match key {
+        "seed" => "none, because every round has a seed of its own, drawn from `seed`".into(),
+        "envs" | "rounds" => format!("`{key}` at the top of the file"),
+        "members" | "space" | "samples" => "the table [members], a space".into(),
+        _ => "none, because the training decides it".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<PolicyTraining> {
+        PolicyTraining::parse(Path::new("p.toml"), text)
+    }
+
+    #[test]
+    fn a_file_needs_only_rounds_and_errors_name_their_key() {
+        let request = parse("rounds = 3").unwrap();
+        assert_eq!((request.rounds, request.envs, request.seed), (3, 64, 1));
+        for (text, words) in [
+            ("", "rounds"),
+            ("rounds = 0", "1 to 1000000"),
+            ("rounds = 1\nround = 2", "round"),
+            ("rounds = 1\n[settings]\nlr = \"x\"", "lr"),
+            ("rounds = 1\n[settings]\ncontroller = \"random\"", "the training decides it"),
+            ("rounds = 1\n[settings]\nseed = 3", "drawn from `seed`"),
+            ("rounds = 1\n[task]\nlrr = { uniform = [0, 1] }", "did you mean `lr`"),
+            ("rounds = 1\n[task]\nseed = { int = [0, 1] }", "every round has a seed"),
+            ("rounds = 1\n[task]\nlr = { between = [0, 1] }", "uniform"),
+        ] {
+            let message = parse(text).unwrap_err().to_string();
+            assert!(message.contains(words), "{text}: {message}");
+        }
+    }
+}

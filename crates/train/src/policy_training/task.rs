@@ -1,0 +1,157 @@
+//! Drawn tasks: a dataset, the settings of a round, and those of each env.
+
+use meristem_data::{Generated, Source};
+use meristem_device::random::{Purpose, Rng};
+
+use super::request::PolicyTraining;
+use crate::config::{ConfigLayer, TrainConfig};
+use crate::error::{Error, Result};
+use crate::settings::{ControllerKind, Member, Sampler, Space, Switch, Telemetry};
+
+/// Use of a task, which determines its draws: no evaluation has a task of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Round,
+    Evaluation,
+}
+
+/// Numbers of the random numbers of a task.
+#[derive(Clone, Copy)]
+enum Draw {
+    /// Seed of its runs.
+    Run,
+    /// Seed of its data.
+    Data,
+    /// Its settings.
+    Settings,
+}
+
+/// Draws the task with a number: a pure function of the request.
+///
+/// # Errors
+/// [`Error::Value`]: settings that do not fit together.
+pub(super) fn draw(
+    request: &PolicyTraining,
+    of: Use,
+    number: usize,
+    controller: ControllerKind,
+) -> Result<TrainConfig> {
+    // Beside the draws of members, whose keys are below the number of envs.
+    let key = |draw: Draw| u64::MAX - 1 - (of as u64) - 2 * (draw as u64);
+    let number_key = number as u64;
+    let seed = |draw: Draw| {
+        Rng::new(request.seed, Purpose::Members, key(draw), number_key).next_u64() >> 1
+    };
+    // Shown to people, so without the digits that are not needed.
+    let (run_seed, data_seed) = (seed(Draw::Run), seed(Draw::Data) >> 31);
+    let place = |dimension: usize| {
+        let random = (seed(Draw::Settings), dimension as u64);
+        f64::from(Rng::new(random.0, Purpose::Members, u64::MAX, random.1).uniform())
+    };
+    let named = |error| Error::value("task", request.task_text(), error);
+    let drawn = request.task.member(place).map_err(named)?;
+    let mut layer = request.layer()?;
+    let options = apply(&drawn, &mut layer)?;
+    layer.dataset = Some(dataset(layer.dataset.as_deref(), &options, data_seed));
+    layer.seed = Some(run_seed);
+    layer.envs = Some(request.envs);
+    layer.rounds = Some(1);
+    layer.controller = Some(controller);
+    layer.checkpoint_every = Some(0);
+    layer.twin = Some(Some(Switch(true)));
+    layer.telemetry.get_or_insert(Telemetry::Off);
+    layer.reward.get_or_insert(meristem_control::RewardMode::Shaped);
+    if request.members != Space::default() {
+        let members = Sampler::Random.draw(&request.members, request.envs, run_seed);
+        let named = |error| Error::value("members", "the drawn settings", error);
+        layer.members = Some(Some(members.map_err(named)?));
+    }
+    TrainConfig::resolve(ConfigLayer::default(), layer)
+}
+
+/// Sets the drawn settings, and returns the options of the dataset.
+fn apply(drawn: &Member, layer: &mut ConfigLayer) -> Result<Vec<(String, String)>> {
+    let mut options = vec![];
+    for (key, value) in drawn.settings() {
+        if Generated::OPTIONS.contains(&key) {
+            options.push((key.to_string(), value.to_string()));
+        } else {
+            let wrong = |error| {
+                let expected = format!("other values: {error}");
+                Error::value("task", format!("{key}={value}"), expected)
+            };
+            layer.set(key, value).map_err(wrong)?;
+        }
+    }
+    Ok(options)
+}
+
+/// The name of a dataset with those of the options that it knows, and the seed; a dataset that is
+/// not generated, or has options already, as it is.
+fn dataset(name: Option<&str>, options: &[(String, String)], seed: u64) -> String {
+    let name = name.unwrap_or("blobs");
+    let known = name.parse().map_or(&[][..], Source::options);
+    if known.is_empty() {
+        return name.into();
+    }
+    let options = options.iter().filter(|(key, _)| known.contains(&&**key));
+    let options = options.map(|(key, value)| format!(",{key}={value}"));
+    format!("{name}:seed={seed}{}", options.collect::<String>())
+}
+
+impl PolicyTraining {
+    fn task_text(&self) -> String {
+        let dimensions = self.task.dimensions().iter().map(ToString::to_string);
+        dimensions.collect::<Vec<_>>().join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const FILE: &str = r#"
+        rounds = 4
+        envs = 3
+        [settings]
+        steps = 7
+        [task]
+        dataset = { choice = ["blobs", "spirals", "friedman"] }
+        noise = { uniform = [0.5, 2] }
+        label_noise = { uniform = [0, 0.2] }
+        steps = { int = [4, 9] }
+        [members]
+        lr = { log_uniform = [0.01, 0.3] }
+    "#;
+
+    #[test]
+    fn tasks_are_pure_functions_of_their_number_and_use() {
+        let request = PolicyTraining::parse(Path::new("p.toml"), FILE).unwrap();
+        let draw = |of, number| draw(&request, of, number, ControllerKind::External).unwrap();
+        assert_eq!(draw(Use::Round, 2), draw(Use::Round, 2));
+        let all: Vec<TrainConfig> = (0..40).map(|n| draw(Use::Round, n)).collect();
+        for source in ["blobs:", "spirals:", "friedman:"] {
+            assert!(all.iter().any(|config| config.dataset.starts_with(source)));
+        }
+        for config in &all {
+            assert!((4..=9).contains(&config.steps));
+            assert_eq!(config.members.as_ref().unwrap().all().len(), 3);
+            let of_friedman = config.dataset.starts_with("friedman");
+            assert_eq!(config.dataset.contains("label_noise"), !of_friedman, "{}", config.dataset);
+            let others = (0..40).map(|n| draw(Use::Evaluation, n).seed);
+            assert!(others.into_iter().all(|seed| seed != config.seed));
+        }
+        let distinct: std::collections::BTreeSet<u64> = all.iter().map(|c| c.seed).collect();
+        assert_eq!(distinct.len(), 40);
+    }
+
+    #[test]
+    fn a_dataset_without_options_stays_as_it_is() {
+        let options = [("noise".to_string(), "2".to_string())];
+        assert_eq!(dataset(Some("embedded"), &options, 3), "embedded");
+        assert_eq!(dataset(Some("blobs:train=9"), &options, 3), "blobs:train=9");
+        assert_eq!(dataset(None, &options, 3), "blobs:seed=3,noise=2");
+    }
+}
