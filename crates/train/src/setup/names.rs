@@ -297,14 +297,10 @@ fn check_same_slots(config: &TrainConfig, members: &[MemberNames]) -> Result<()>
             };
             let got =
                 format!("hosts with slots {} and {}", names(&first.slots), names(&other.slots));
-            let remedy = if of_vector {
-                " of the form vector; a policy of the form set serves any hosts (--policy-form set)"
-            } else {
-                ""
-            };
             let expected = format!(
-                "hosts with the same slots, for controller {}{}",
-                config.controller, remedy
+                "hosts with the same slots, for controller {} of the form vector; a policy of the \
+                 form set serves any hosts (--policy-form set)",
+                config.controller
             );
             Err(Error::value("members", got, expected))
         }
