@@ -1,5 +1,5 @@
-//! Tables in Parquet and Arrow IPC files: the rules and samples of the CSV file with the same values
-//! (D13).
+//! Tables in Parquet and Arrow IPC files: the rules and samples of the CSV file with the same
+//! values (D13).
 
 use std::fs::{self, File};
 use std::path::Path;

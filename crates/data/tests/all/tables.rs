@@ -430,3 +430,16 @@ fn many_classes_of_whole_numbers_are_noted() {
                     numbers";
     assert_eq!(notes, [expected]);
 }
+
+/// A build without Parquet names the format, and the feature that reads it.
+#[cfg(not(feature = "parquet"))]
+#[test]
+fn files_of_other_formats_are_named() {
+    for (start, format) in [("PAR1", "Parquet"), ("ARROW1", "Arrow")] {
+        let table = Table::strict(&format!("{start}\0\0"), "y");
+        let text = any_error(&table.spec).to_string();
+        for part in ["must be CSV", &format!("a file of {format}"), "--features parquet"] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

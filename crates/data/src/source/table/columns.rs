@@ -15,7 +15,7 @@ use arrow_schema::{ArrowError, DataType, Schema};
 use csv::ByteRecord;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
-use super::file::ColumnFormat;
+use super::format::TableFormat;
 use crate::error::{Mismatch, Result};
 use crate::source::csv_file::{Place, ROWS_MAX, Row, quoted, too_large};
 use crate::source::input;
@@ -44,13 +44,13 @@ impl ColumnFile {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// [`Layout`](crate::Error::Layout) for a damaged file, and for a column whose values are neither numbers,
-    /// text nor booleans; the errors of reading.
-    pub(super) fn open(path: &Path, format: ColumnFormat) -> Result<Self> {
+    /// [`Layout`](crate::Error::Layout) for a damaged file, and for a column whose values are
+    /// neither numbers, text nor booleans; the errors of reading.
+    pub(super) fn open(path: &Path, format: TableFormat) -> Result<Self> {
         let file = input::open_file(path)?;
         let (schema, batches) = decoded(path, || match format {
-            ColumnFormat::Parquet => parquet_batches(file),
-            ColumnFormat::Arrow => arrow_batches(file),
+            TableFormat::Arrow => arrow_batches(file),
+            _ => parquet_batches(file),
         })?;
         for field in schema.fields() {
             if !is_read(field.data_type()) {
@@ -77,7 +77,8 @@ impl ColumnFile {
     /// The next row; the first one has the names of the columns.
     ///
     /// # Errors
-    /// [`Layout`](crate::Error::Layout) for a damaged file, and for too many rows; the errors of reading.
+    /// [`Layout`](crate::Error::Layout) for a damaged file, and for too many rows; the errors of
+    /// reading.
     pub(super) fn next_row(&mut self) -> Result<Option<Row<'_>>> {
         if let Some(names) = self.names.take() {
             self.record = names;

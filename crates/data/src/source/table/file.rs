@@ -1,25 +1,12 @@
-//! The file of a table, recognised by its first bytes.
+//! The file of a table, as rows of text.
 
-use std::io::Read;
 use std::path::Path;
 
 #[cfg(feature = "parquet")]
 use super::columns::ColumnFile;
-use crate::error::{Error, Result};
+use super::format::TableFormat;
+use crate::error::Result;
 use crate::source::csv_file::{CsvFile, Row};
-use crate::source::input;
-
-/// First bytes of a Parquet file.
-const PARQUET: &[u8] = b"PAR1";
-/// First bytes of an Arrow IPC file, which pandas and polars call Feather.
-const ARROW: &[u8] = b"ARROW1";
-
-/// Binary formats of tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ColumnFormat {
-    Parquet,
-    Arrow,
-}
 
 /// A file of rows, which begins with the names of the columns.
 pub(super) enum TableFile {
@@ -32,29 +19,22 @@ impl TableFile {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// [`Error::Layout`] for a column of a type that is no number or text, for a damaged file, and
+    /// [`Layout`](crate::Error::Layout) for a column of a type that is no number or text, for a damaged file, and
     /// for a Parquet or Arrow file without the feature `parquet`; the errors of reading.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let mut start = vec![];
-        let mut first = input::open_file(path)?.take(ARROW.len() as u64);
-        first.read_to_end(&mut start).map_err(Error::io("read", path))?;
-        let format = if start.starts_with(PARQUET) {
-            ColumnFormat::Parquet
-        } else if start == ARROW {
-            ColumnFormat::Arrow
-        } else {
-            return Ok(Self::Csv(CsvFile::open(path)?));
-        };
-        Self::open_columns(path, format)
+        match TableFormat::of_file(path)? {
+            TableFormat::Csv => Ok(Self::Csv(CsvFile::open(path)?)),
+            format => Self::open_columns(path, format),
+        }
     }
 
     #[cfg(feature = "parquet")]
-    fn open_columns(path: &Path, format: ColumnFormat) -> Result<Self> {
+    fn open_columns(path: &Path, format: TableFormat) -> Result<Self> {
         Ok(Self::Columns(Box::new(ColumnFile::open(path, format)?)))
     }
 
     #[cfg(not(feature = "parquet"))]
-    fn open_columns(path: &Path, format: ColumnFormat) -> Result<Self> {
+    fn open_columns(path: &Path, format: TableFormat) -> Result<Self> {
         Err(crate::error::Mismatch::new("the table", "CSV", format!("a file of {format:?}"))
             .remedy("build with `--features parquet`, or write the table as CSV")
             .in_layout(path))
@@ -72,7 +52,7 @@ impl TableFile {
     /// The next row; the first one has the names of the columns.
     ///
     /// # Errors
-    /// [`Error::Layout`] for a damaged file, and for more rows than are read; the errors of
+    /// [`Layout`](crate::Error::Layout) for a damaged file, and for more rows than are read; the errors of
     /// reading.
     pub(super) fn next_row(&mut self) -> Result<Option<Row<'_>>> {
         match self {

@@ -1,10 +1,11 @@
 //! A table in a file: every row is a vector, with a class or with numbers (D13).
 //!
 //! The file is CSV, whose first line has the names of the columns, or with the feature `parquet`
-//! Parquet or Arrow IPC, whose values are read as the text that a CSV file would have. A column `split` (train or test) divides the rows;
-//! without it all rows are for training. Target columns are named, all others are features: one
-//! number, or one value for each category ([`TableRules`]). The rules follow from the training rows
-//! alone, or come from another table. The order of a split is the order of its rows.
+//! Parquet or Arrow IPC, whose values are read as the text that a CSV file would have. A column
+//! `split` (train or test) divides the rows; without it all rows are for training. Target columns
+//! are named, all others are features: one number, or one value for each category ([`TableRules`]).
+//! The rules follow from the training rows alone, or come from another table. The order of a split
+//! is the order of its rows.
 
 mod cells;
 #[cfg(feature = "parquet")]
@@ -12,6 +13,7 @@ mod columns;
 mod encode;
 mod file;
 mod fit;
+mod format;
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
