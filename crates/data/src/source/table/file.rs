@@ -19,8 +19,9 @@ impl TableFile {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// [`Layout`](crate::Error::Layout) for a column of a type that is no number or text, for a damaged file, and
-    /// for a Parquet or Arrow file without the feature `parquet`; the errors of reading.
+    /// [`Layout`](crate::Error::Layout) for a column of a type that is no number or text, for a
+    /// damaged file, and for a Parquet or Arrow file without the feature `parquet`; the errors of
+    /// reading.
     pub(super) fn open(path: &Path) -> Result<Self> {
         match TableFormat::of_file(path)? {
             TableFormat::Csv => Ok(Self::Csv(CsvFile::open(path)?)),
@@ -52,8 +53,8 @@ impl TableFile {
     /// The next row; the first one has the names of the columns.
     ///
     /// # Errors
-    /// [`Layout`](crate::Error::Layout) for a damaged file, and for more rows than are read; the errors of
-    /// reading.
+    /// [`Layout`](crate::Error::Layout) for a damaged file, and for more rows than are read; the
+    /// errors of reading.
     pub(super) fn next_row(&mut self) -> Result<Option<Row<'_>>> {
         match self {
             Self::Csv(file) => file.next_row(),
