@@ -224,11 +224,9 @@ fn damaged_files_are_errors() {
         // Bytes at the end, where both formats have their metadata, and some of all others.
         let tail = whole.len().saturating_sub(400)..whole.len();
         for at in tail.chain((8..whole.len()).step_by(whole.len() / 150)) {
-            for flip in [0xff] {
-                let mut bytes = whole.clone();
-                bytes[at] ^= flip;
-                open(&bytes);
-            }
+            let mut bytes = whole.clone();
+            bytes[at] ^= 0xff;
+            open(&bytes);
         }
         assert!(errors > 150, "{errors}");
     }

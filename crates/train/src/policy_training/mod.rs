@@ -191,7 +191,7 @@ impl<'a> Training<'a> {
                 transitions: trained.transitions_total,
                 policy: self.policy.save_learned()?,
             };
-            self.add(CurveLine::Round(trained), observer)?;
+            self.add(CurveLine::Round(Box::new(trained)), observer)?;
             self.folder.write_state(&self.state)?;
         }
         Ok(TrainedPolicy { status: Status::Interrupted, lines: self.lines })

@@ -13,7 +13,7 @@ use crate::statistics::Spread;
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum CurveLine {
     /// A round of training.
-    Round(TrainedRound),
+    Round(Box<TrainedRound>),
     /// Controllers on the tasks of the evaluation.
     Evaluation(Evaluation),
 }
