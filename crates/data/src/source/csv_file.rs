@@ -148,6 +148,7 @@ pub(super) enum Place {
     /// The line at which it begins, from 1.
     Line(u64),
     /// Its number in a file without lines, from 1.
+    #[cfg(feature = "parquet")]
     Row(u64),
 }
 
@@ -155,6 +156,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(line) => write!(f, "line {line}"),
+            #[cfg(feature = "parquet")]
             Self::Row(row) => write!(f, "row {row}"),
         }
     }
