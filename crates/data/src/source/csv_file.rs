@@ -14,7 +14,7 @@ use super::{Source, input, missing};
 use crate::error::{Error, Mismatch, Result};
 
 /// Largest size of a file, in bytes: enough for some millions of rows.
-const BYTES_MAX: u64 = 1 << 30;
+pub(super) const BYTES_MAX: u64 = 1 << 30;
 /// Longest cell that is kept as text, in bytes.
 pub(super) const CELL_MAX: usize = 4096;
 /// Longest record, in bytes, including columns that are not read.

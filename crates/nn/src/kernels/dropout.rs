@@ -8,8 +8,8 @@
 //! blocks give 64 neighbouring elements without a permutation. An element is dropped if its word is
 //! below the threshold, `rate · 2³²`.
 //!
-//! A draw is a function of key, batch, sample and element: parts, workers and ranks do not change
-//! it.
+//! A draw is a function of key, batch, sample and element: parts and workers do not change it. The
+//! samples of rank r are numbered from r · ⌈batch / ranks⌉, so that no two ranks draw alike.
 
 use super::macros::isa_kernels;
 use super::{GradOut, Isa, parts};

@@ -241,7 +241,8 @@ impl Network {
     /// shape and kind agree; new ones are initialised, and ones that the graph does not name are
     /// dropped. Unchanged groups keep their tensors. A topology seen before is not compiled again.
     /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero. If
-    /// only numbers of optimisers differ, they are copied to the device, and everything else stays.
+    /// only numbers of optimisers differ, they are copied to the device, and everything else stays;
+    /// if rates of dropout differ, gradients that wait for an update are dropped as well.
     /// Does not wait for the device.
     ///
     /// # Errors
@@ -251,8 +252,12 @@ impl Network {
             return Ok(());
         }
         if graph.has_topology_of(self.graph()) {
+            self.upload_numbers(&graph, self.first_sample)?;
+            if graph.dropouts != self.graph.dropouts {
+                // The backward pass would multiply masks of one rate by the factor of another.
+                self.drop_gradient();
+            }
             self.graph = graph;
-            self.upload_numbers()?;
             return self.reset_metrics();
         }
         let options = self.options.clone();
@@ -260,14 +265,14 @@ impl Network {
         Ok(())
     }
 
-    /// Copies the numbers of the graph to the device.
-    fn upload_numbers(&self) -> Result<()> {
-        let draws = self.options.draws(self.first_sample);
-        if !self.graph.dropouts.is_empty() {
-            let graph = Graph::clone(&self.graph).with_dropout(0.0)?;
-            self.without_dropout.copy_from_slice(&groups::numbers(&graph, draws))?;
+    /// Copies the numbers of a graph with this topology to the device.
+    fn upload_numbers(&self, graph: &Graph, first_sample: usize) -> Result<()> {
+        let draws = self.options.draws(first_sample);
+        if !graph.dropouts.is_empty() {
+            let without = Graph::clone(graph).with_dropout(0.0)?;
+            self.without_dropout.copy_from_slice(&groups::numbers(&without, draws))?;
         }
-        Ok(self.hyperparameters.copy_from_slice(&groups::numbers(&self.graph, draws))?)
+        Ok(self.hyperparameters.copy_from_slice(&groups::numbers(graph, draws))?)
     }
 
     /// Sets the number of the network's first sample in batches that several networks share, so
@@ -276,8 +281,11 @@ impl Network {
     /// # Errors
     /// A failed stream.
     pub fn set_first_sample(&mut self, number: usize) -> Result<()> {
-        let changed = std::mem::replace(&mut self.first_sample, number) != number;
-        if changed && !self.graph.dropouts.is_empty() { self.upload_numbers() } else { Ok(()) }
+        if number != self.first_sample && !self.graph.dropouts.is_empty() {
+            self.upload_numbers(&self.graph, number)?;
+        }
+        self.first_sample = number;
+        Ok(())
     }
 
     /// Sets the alphas, one row per configuration and one value per slot; rows that are not given

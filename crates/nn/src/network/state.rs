@@ -64,7 +64,7 @@ impl Network {
     }
 
     /// Sets all momentum (and averages and counts of steps) to zero, which resets the optimiser.
-    /// Does not wait.
+    /// Dropout goes on counting batches, so that it draws no mask twice. Does not wait.
     ///
     /// # Errors
     /// A failed stream.
@@ -187,9 +187,12 @@ impl GraphWeights<'_> {
         self.moments()?.load(&with_steps_of_parameters(self.graph, state), true)
     }
 
-    /// Sets the optimisers' state to zero, including the elements between the parameters.
+    /// Sets the optimisers' state to zero, including the elements between the parameters, but not
+    /// the count of batches for dropout.
     fn clear_moments(&self) -> Result<()> {
-        let steps = self.moments()?.0.into_iter().filter(|entry| entry.packing.is_none());
+        let is_step =
+            |entry: &NamedTensor| entry.packing.is_none() && entry.name != DROPOUT_BATCHES;
+        let steps = self.moments()?.0.into_iter().filter(is_step);
         let momenta = self.groups.iter().map(|group| group.momentum.clone());
         let mut all: Vec<Tensor> = momenta.chain(steps.map(|entry| entry.memory)).collect();
         all.retain(|tensor| tensor.numel() > 0);

@@ -130,6 +130,11 @@ impl Observer for EpisodeObserver<'_> {
                 let all = step.host_parameters + step.grown_parameters;
                 env.growth = all as f64 / step.host_parameters.max(1) as f64;
             }
+            Event::GovernorRollback { env, penalty, .. } => {
+                if let Some(env) = self.envs.get_mut(*env) {
+                    env.rewards += penalty;
+                }
+            }
             Event::PolicyUpdated { report, .. } => self.report = Some(report.clone()),
             _ => {}
         }

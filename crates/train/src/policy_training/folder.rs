@@ -1,5 +1,6 @@
 //! The folder of a training: the request, the state after the last round, curves, the policy.
 
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use super::report::CurveLine;
 use super::request::PolicyTraining;
 use crate::error::{Error, Result};
+use crate::record::directory::{Directory, part_of};
 use crate::record::plain_file;
-use crate::record::run_folder::{POLICY, write_whole};
+use crate::record::run_folder::{LOCK, POLICY, lock, write_whole};
 
 /// The request, as JSON.
 const REQUEST: &str = "training.json";
@@ -43,32 +45,39 @@ struct Counters {
     transitions: u64,
 }
 
-/// The open folder of a training.
+/// The open folder of a training, which no other process writes.
 pub(super) struct TrainingFolder {
     path: PathBuf,
+    _lock: File,
 }
 
 impl TrainingFolder {
     /// Creates the folder, or opens that of an earlier training with the same request.
     ///
     /// # Errors
-    /// [`Error::RunFolderExists`]: something else is there. [`Error::Resume`]: the request differs
-    /// in more than its number of rounds, or has fewer.
+    /// [`Error::RunFolderExists`]: something else is there. [`Error::Resume`]: another process
+    /// writes to it, or the request differs in more than its number of rounds, or has fewer.
     pub(super) fn open(path: &Path, request: &PolicyTraining) -> Result<Self> {
-        let it = Self { path: path.to_owned() };
-        let file = path.join(REQUEST);
-        if path.symlink_metadata().is_err() {
-            std::fs::create_dir_all(path).map_err(|source| it.fail("create", path, source))?;
-        } else {
-            let read = plain_file::text(&file, REQUEST_BYTES_MAX);
-            let read = read.map_err(|source| it.fail("read", &file, source))?;
-            let empty = || path.read_dir().is_ok_and(|mut entries| entries.next().is_none());
-            match read {
-                Some(began) => it.check_same(&began, request)?,
-                None if empty() => {}
-                None => return Err(Error::RunFolderExists { path: path.into() }),
-            }
+        let fail = |action, source| Error::RunFolder { action, path: path.into(), source };
+        std::fs::create_dir_all(path).map_err(|source| fail("create", source))?;
+        let directory = Directory::open(path).map_err(|source| fail("open", source))?;
+        let names = directory.names().map_err(|source| fail("read", source))?;
+        // A kill may have left a lock and an unfinished request. Other folders get no lock.
+        let is_own = |name: &String| name == LOCK || part_of(name) == Some(REQUEST);
+        let is_begun = names.iter().any(|name| name == REQUEST);
+        if !is_begun && !names.iter().all(is_own) {
+            return Err(Error::RunFolderExists { path: path.into() });
         }
+        let it = Self { path: path.to_owned(), _lock: lock(&directory)? };
+        let file = path.join(REQUEST);
+        let read = plain_file::text(&file, REQUEST_BYTES_MAX);
+        match read.map_err(|source| it.fail("read", &file, source))? {
+            Some(began) => it.check_same(&began, request)?,
+            None if is_begun => return Err(Error::RunFolderExists { path: path.into() }),
+            None => {}
+        }
+        let is_part = |name: &str| [REQUEST, STATE, CURVES, POLICY].contains(&name);
+        directory.remove_parts(is_part).map_err(|source| fail("read", source))?;
         write_whole(&file, text(request).as_bytes())?;
         Ok(it)
     }
@@ -86,18 +95,14 @@ impl TrainingFolder {
         }
         let length = |of: &PolicyTraining| text(&PolicyTraining { rounds: 1, ..of.clone() });
         let [one, other] = [length(&began), length(request)];
-        match one.lines().zip(other.lines()).find(|(one, other)| one != other) {
-            None if one == other => Ok(()),
-            differs => {
-                let (one, other) = differs.unwrap_or_default();
-                refuse(format!(
-                    "it began with `{}`, but now there is `{}`; give the file that it began with, \
-                     or another folder",
-                    one.trim(),
-                    other.trim()
-                ))
-            }
+        if one == other {
+            return Ok(());
         }
+        let differs = one.lines().zip(other.lines()).find(|(one, other)| one != other);
+        let what = differs.map_or("it began with another file".into(), |(one, other)| {
+            format!("it began with `{}`, but now there is `{}`", one.trim(), other.trim())
+        });
+        refuse(format!("{what}; give the file that it began with, or another folder"))
     }
 
     /// The state after the last round; `None` before the first one.

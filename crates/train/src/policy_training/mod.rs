@@ -176,9 +176,10 @@ impl<'a> Training<'a> {
             let is_due = evaluation_tasks > 0 && (every || round == 0 || round >= rounds);
             if is_due && !self.is_evaluated(round) {
                 let Some(evaluation) = self.evaluate(observer)? else { break };
-                self.add(CurveLine::Evaluation(evaluation), observer)?;
+                // Before the line, which says that it was written.
                 let (weights, metadata) = self.policy.export()?;
                 self.folder.write_policy(&weights, &metadata)?;
+                self.add(CurveLine::Evaluation(evaluation), observer)?;
             }
             if round >= rounds {
                 let (weights, metadata) = self.policy.export()?;

@@ -18,7 +18,7 @@ const ENVS_MAX: usize = 4096;
 const TASKS_MAX: usize = 10_000;
 
 /// Settings that the training decides, or that belong to single runs.
-const DECIDED: [&str; 20] = [
+const DECIDED: [&str; 26] = [
     "checkpoint_every",
     "controller",
     "data_parallel",
@@ -27,19 +27,29 @@ const DECIDED: [&str; 20] = [
     "envs",
     "export",
     "folds",
+    "member_changes",
     "members",
     "name",
     "places",
     "policy",
     "policy_form",
+    "ppo_demonstrations",
     "ranks",
     "rounds",
     "run_dir",
+    "sampler",
     "samples",
     "scheduler",
     "seed",
     "space",
+    "stop_after",
+    "trace",
+    "twin",
 ];
+
+/// Beginnings of the names of settings that are of the policy or of devices, which all rounds share.
+const OF_ALL_ROUNDS: [&str; 7] =
+    ["data_budget", "device", "policy_", "ppo_", "precision", "threads", "winograd"];
 
 /// Training of a policy on drawn tasks.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -156,6 +166,11 @@ impl PolicyTraining {
             if DECIDED.contains(&&*key) {
                 return Err(Error::value("task", &key, expected_undecided(&key)));
             }
+            if OF_ALL_ROUNDS.iter().any(|beginning| key.starts_with(beginning)) {
+                let expected = "a setting that may differ from round to round; give this one in \
+                                [settings]";
+                return Err(Error::value("task", &key, expected));
+            }
             if !Generated::OPTIONS.contains(&&*key) {
                 file::check_keys([&*key].into_iter()).map_err(|problem| {
                     let options = Generated::OPTIONS[1..].join(", ");
@@ -196,6 +211,8 @@ mod tests {
             ("rounds = 1\n[settings]\nlr = \"x\"", "lr"),
             ("rounds = 1\n[settings]\ncontroller = \"random\"", "the training decides it"),
             ("rounds = 1\n[settings]\nseed = 3", "drawn from `seed`"),
+            ("rounds = 1\n[task]\nppo_lr = { uniform = [0, 1] }", "give this one in [settings]"),
+            ("rounds = 1\n[settings]\nppo_demonstrations = 2", "the training decides it"),
             ("rounds = 1\n[task]\nlrr = { uniform = [0, 1] }", "did you mean `lr`"),
             ("rounds = 1\n[task]\nseed = { int = [0, 1] }", "every round has a seed"),
             ("rounds = 1\n[task]\nlr = { between = [0, 1] }", "uniform"),

@@ -86,17 +86,22 @@ fn apply(drawn: &Member, layer: &mut ConfigLayer) -> Result<Vec<(String, String)
     Ok(options)
 }
 
-/// The name of a dataset with those of the options that it knows, and the seed; a dataset that is
-/// not generated, or has options already, as it is.
+/// The name of a generated dataset with the seed and those of the options that it knows, unless
+/// the name has them already; any other dataset as it is.
 fn dataset(name: Option<&str>, options: &[(String, String)], seed: u64) -> String {
     let name = name.unwrap_or("blobs");
-    let known = name.parse().map_or(&[][..], Source::options);
+    let (source, given) = name.split_once(':').unwrap_or((name, ""));
+    let known = source.parse().map_or(&[][..], Source::options);
     if known.is_empty() {
         return name.into();
     }
-    let options = options.iter().filter(|(key, _)| known.contains(&&**key));
-    let options = options.map(|(key, value)| format!(",{key}={value}"));
-    format!("{name}:seed={seed}{}", options.collect::<String>())
+    let has = |key: &str| given.split(',').any(|option| option.split('=').next() == Some(key));
+    let seed = [("seed".to_string(), seed.to_string())];
+    let drawn = seed.iter().chain(options);
+    let drawn = drawn.filter(|(key, _)| known.contains(&&**key) && !has(key));
+    let drawn = drawn.map(|(key, value)| format!("{key}={value}"));
+    let given = given.split(',').filter(|option| !option.is_empty()).map(str::to_string);
+    format!("{source}:{}", given.chain(drawn).collect::<Vec<_>>().join(","))
 }
 
 impl PolicyTraining {
@@ -148,10 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_without_options_stays_as_it_is() {
+    fn a_generated_dataset_gets_the_options_that_its_name_lacks() {
         let options = [("noise".to_string(), "2".to_string())];
         assert_eq!(dataset(Some("embedded"), &options, 3), "embedded");
-        assert_eq!(dataset(Some("blobs:train=9"), &options, 3), "blobs:train=9");
+        assert_eq!(dataset(Some("blobs:train=9"), &options, 3), "blobs:train=9,seed=3,noise=2");
+        assert_eq!(dataset(Some("blobs:noise=1,seed=4"), &options, 3), "blobs:noise=1,seed=4");
         assert_eq!(dataset(None, &options, 3), "blobs:seed=3,noise=2");
     }
 }

@@ -282,7 +282,7 @@ pub(crate) fn check_config(folder: &Path, text: &str, config: &TrainConfig) -> R
 }
 
 /// Locks the folder for this process.
-fn lock(directory: &Directory) -> Result<File> {
+pub(crate) fn lock(directory: &Directory) -> Result<File> {
     let folder = directory.path();
     let fail = |source| Error::RunFolder { action: "lock", path: folder.join(LOCK), source };
     let file = directory.open_or_create(LOCK).map_err(|error| match error.kind() {

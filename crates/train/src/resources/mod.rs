@@ -217,6 +217,16 @@ impl Resources {
         Ok(())
     }
 
+    /// Draws the training samples of envs whose settings may have changed, so that the number of
+    /// their batches is known before they are served.
+    ///
+    /// # Errors
+    /// A share without a sample; out of memory.
+    pub(crate) fn draw_samples(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
+        let envs = envs.iter().filter(|_| self.replicas.is_none()).copied();
+        envs.collect::<Vec<_>>().into_iter().try_for_each(|env| self.draw_again(setup, env))
+    }
+
     /// Gives an env the training samples that its settings ask for, if they are others than before.
     fn draw_again(&mut self, setup: &Setup, env: usize) -> Result<()> {
         let draw = setup.member(env).config.sample_draw();

@@ -167,7 +167,9 @@ impl<'j> Episode<'_, 'j> {
         for (env, replicas) in saved.iter().zip(&mut self.resources.replicas) {
             replicas.restore(&env.tensors.exchange);
         }
-        let options = self.host_options(|_, env| saved.iter().any(|saved| saved.index == env));
+        let envs: Vec<usize> = saved.iter().map(|saved| saved.index).collect();
+        self.resources.draw_samples(self.setup, &envs)?;
+        let options = self.host_options(|_, env| envs.contains(&env));
         let mut population = Population::restore(self.setup, &options, saved)?;
         self.retire(&mut population)?;
         self.serve(&population)?;
@@ -211,7 +213,8 @@ impl<'j> Episode<'_, 'j> {
         let selected = streams.filter(|(index, _)| is_selected(self, *index));
         selected
             .map(|(index, stream)| {
-                // The gather gets the batches of new settings only after the hosts.
+                // The gather gets the batches of new settings only after the hosts, and samples
+                // before them.
                 let batches = || {
                     resources.train.order().batches_with(index, setup.member(index).config.batch)
                 };

@@ -89,6 +89,7 @@ impl Episode<'_, '_> {
     fn copy_envs(&mut self, population: &mut Population, from: usize, member: usize) -> Result<()> {
         let count = self.sweep.members.len();
         self.ended_envs.retain(|env| env.env % count != member);
+        self.resources.draw_samples(self.setup, &[member])?;
         for options in self.host_options(|_, env| env == member) {
             let copied = population.copy(self.setup, from, options)?;
             population.add(copied);

@@ -78,7 +78,7 @@ impl Member {
             weights.check_further_training(info)?;
         }
         let host_parameters = host.parameters(image).map_err(|error| misfit(&host, error, info))?;
-        if let Some(rate) = config.dropout.filter(|_| !host.has_dropout()) {
+        if let Some(rate) = config.dropout.filter(|rate| *rate > 0.0 && !host.has_dropout()) {
             let expected = format!(
                 "none with host `{host}`, which has no dropout layers; add layers such as \
                  {{ dropout = {{ p = {rate} }} }}, or use mlp:64,64,dropout={rate}"

@@ -17,11 +17,11 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 use super::format::TableFormat;
 use crate::error::{Mismatch, Result};
-use crate::source::csv_file::{Place, ROWS_MAX, Row, quoted, too_large};
+use crate::source::csv_file::{BYTES_MAX, Place, ROWS_MAX, Row, quoted, too_large};
 use crate::source::input;
 
 /// Rows of a Parquet file that are decoded at a time.
-const BATCH: usize = 1024;
+const BATCH: usize = 128;
 
 type Batches = Box<dyn Iterator<Item = std::result::Result<RecordBatch, ArrowError>>>;
 
@@ -118,6 +118,11 @@ impl ColumnFile {
 
 fn parquet_batches(file: File) -> std::result::Result<(Schema, Batches), ArrowError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(file)?.with_batch_size(BATCH);
+    let sizes = builder.metadata().row_groups().iter().map(|group| group.total_byte_size());
+    if sizes.fold(0, i64::saturating_add) > BYTES_MAX as i64 {
+        let problem = format!("it has more than {BYTES_MAX} bytes of values");
+        return Err(ArrowError::InvalidArgumentError(problem));
+    }
     let schema = builder.schema().as_ref().clone();
     Ok((schema, Box::new(builder.build()?)))
 }
