@@ -47,7 +47,7 @@ const DECIDED: [&str; 26] = [
     "twin",
 ];
 
-/// Beginnings of the names of settings that are of the policy or of devices, which all rounds share.
+/// Beginnings of the names of settings of the policy and of devices, which all rounds share.
 const OF_ALL_ROUNDS: [&str; 7] =
     ["data_budget", "device", "policy_", "ppo_", "precision", "threads", "winograd"];
 

@@ -223,8 +223,10 @@ impl Resources {
     /// # Errors
     /// A share without a sample; out of memory.
     pub(crate) fn draw_samples(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
-        let envs = envs.iter().filter(|_| self.replicas.is_none()).copied();
-        envs.collect::<Vec<_>>().into_iter().try_for_each(|env| self.draw_again(setup, env))
+        if self.replicas.is_some() {
+            return Ok(());
+        }
+        envs.iter().try_for_each(|env| self.draw_again(setup, *env))
     }
 
     /// Gives an env the training samples that its settings ask for, if they are others than before.

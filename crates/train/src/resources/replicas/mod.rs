@@ -11,7 +11,8 @@
 //! gradient of the whole batch, as far as the exchange sends it; unsent elements are kept, by rank
 //! and parameter, for the next batch (see [`trainer`]). So `batch` is the size of the whole batch,
 //! and the number of ranks only changes the order of additions, the samples that batch norm sees
-//! together, and the draws of dropout. A rank without samples, as may happen in a small last batch, contributes zeros.
+//! together, and the draws of dropout. A rank without samples, as may happen in a small last batch,
+//! contributes zeros.
 //!
 //! **Local training** (`diloco:H`) exchanges no gradients: each rank trains on its part of every
 //! batch with an optimiser of its own, and clips its own gradient. After every H batches and at the
