@@ -8,7 +8,8 @@ use super::Network;
 use super::groups::{self, GroupTensors, same_group};
 use super::state::GraphWeights;
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{Graph, GroupId};
+use crate::layout::ParamLayout;
 use crate::metrics;
 use crate::ops::StateOp;
 use crate::plan::PlanStep;
@@ -87,13 +88,26 @@ impl Snapshot {
 
 impl Network {
     /// Restores a snapshot: its graph, parameters and buffers, bit for bit. Groups that are not in
-    /// the snapshot are removed; the optimiser and the metrics are reset. Does not wait.
+    /// the snapshot are removed; the optimiser and the metrics are reset. Dropout goes on counting
+    /// batches, so that it draws no mask twice. Does not wait.
     ///
     /// # Errors
     /// As [`Network::set_graph`].
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.set_graph(Arc::clone(&snapshot.graph))?;
-        copy(&self.stream, "restore", snapshot.groups.iter().zip(&self.groups))?;
+        let dropout = ParamLayout::new(self.graph()).dropout;
+        // Without the count of batches, the last counter of the host.
+        let counters = |tensor: &Tensor, group: usize| match dropout {
+            Some(count) if group == GroupId::HOST.index() => tensor.view(0, [count]),
+            _ => Ok(tensor.clone()),
+        };
+        let mut pairs = vec![];
+        for (group, (from, to)) in snapshot.groups.iter().zip(&self.groups).enumerate() {
+            pairs.push((from.values.clone(), to.values.clone()));
+            pairs.push((from.state.clone(), to.state.clone()));
+            pairs.push((counters(&from.counters, group)?, counters(&to.counters, group)?));
+        }
+        groups::copy(&self.stream, "restore", pairs.iter().map(|(from, to)| (from, to)))?;
         self.clear_momentum()
     }
 
