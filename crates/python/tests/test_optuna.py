@@ -121,7 +121,7 @@ def test_errors_of_a_searcher_end_the_run_and_are_raised():
 
     with pytest.raises(KeyError, match="no study"):
         meristem.sweep(search=Broken(), samples=3, **SETTINGS)
-    for wrong in ({"steps": 4}, {"lrr": 1}, {"lr": "fast"}, {"lr": -1}, {"controller": "heuristic"}, 3):
+    for wrong in ({"steps": 4}, {"lrr": 1}, {"lr": "fast"}, {"lr": -1}, {"controller": "ppo"}, 3):
         search = Rates()
         search.suggest = lambda member, wrong=wrong: wrong
         with pytest.raises((MeristemError, TypeError)):
