@@ -48,7 +48,7 @@ struct Memories {
 #[derive(Clone, Debug)]
 pub struct EnvControllers {
     name: String,
-    /// Controller of an env without one of its own.
+    /// Controller of each env that is not in `own`.
     usual: EnvController,
     own: BTreeMap<usize, EnvController>,
     heuristic: Heuristic,
@@ -70,7 +70,7 @@ impl EnvControllers {
         }
     }
 
-    /// Gives an env a controller of its own from now on.
+    /// Sets the controller of one env, from the next decision on.
     pub fn set_env(&mut self, env: usize, controller: EnvController) {
         self.own.insert(env, controller);
     }
@@ -121,8 +121,8 @@ impl Controller for EnvControllers {
         Ok(())
     }
 
-    /// The state of the usual controller, as long as all envs have it or grow nothing; else that of
-    /// all kinds.
+    /// The state of the usual controller, as long as all envs have it or grow nothing; else the
+    /// states of all kinds of controllers.
     fn save(&self) -> Result<ControllerState> {
         if self.own.values().all(|own| own.is_like(&self.usual)) {
             return match self.usual {

@@ -45,7 +45,7 @@ pub enum PolicyForm {
 pub struct PolicyShape {
     /// Form of the observations.
     pub form: PolicyForm,
-    /// Floats per observation, without those of the sets.
+    /// Floats per observation of the env, without the elements of the sets.
     pub features: usize,
     /// Number of slots; of hosts with different numbers the largest.
     pub slots: usize,

@@ -137,7 +137,7 @@ pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) ->
     Ok(())
 }
 
-/// Checks that a policy for one number of slots was trained with those of this run.
+/// Checks that a policy for one number of slots was trained with the slots of this run.
 fn check_domain(trained: &PolicyDomain, own: &PolicyDomain) -> Result<()> {
     let PolicyDomain { slots, blueprints } = trained;
     if slots.len() != own.slots.len() {

@@ -52,7 +52,7 @@ use crate::view::EnvView;
 const NAME: &str = "ppo";
 
 /// Names of a policy's slots and blueprints. An imported file must match them, unless the policy
-/// serves any host; then they are those of the hosts with the most.
+/// serves any host; then the names are from the hosts with the most.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyDomain {
     /// Enabled slots in index order.
