@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Constants of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
-    /// Width of the band around the loss of guessing, as a share of that loss: .065.
+    /// Half the width of the band around the loss of guessing, as a share of that loss: .065.
     pub collapse_width: f64,
     /// Share of the loss of guessing that the mean loss must have fallen below before a collapse
     /// counts: .6.

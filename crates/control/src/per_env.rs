@@ -28,7 +28,8 @@ pub enum EnvController {
 }
 
 impl EnvController {
-    /// Whether both are of one kind, so that they have the same memory, or nothing grows.
+    /// Whether this controller needs no memory beside that of `usual`: both are of one kind, or
+    /// this one grows nothing.
     fn is_like(&self, usual: &Self) -> bool {
         *self == Self::None || std::mem::discriminant(self) == std::mem::discriminant(usual)
     }
@@ -44,7 +45,7 @@ struct Memories {
     rolled_back: BTreeSet<usize>,
 }
 
-/// Controllers of all envs, each of which decides as if all envs had it.
+/// One controller for each env. Each decides as it would if all envs had the same controller.
 #[derive(Clone, Debug)]
 pub struct EnvControllers {
     name: String,
@@ -121,8 +122,8 @@ impl Controller for EnvControllers {
         Ok(())
     }
 
-    /// The state of the usual controller, as long as all envs have it or grow nothing; else the
-    /// states of all kinds of controllers.
+    /// The state of the usual controller, if every other env has one of the same kind or grows
+    /// nothing; else the states of all kinds of controllers.
     fn save(&self) -> Result<ControllerState> {
         if self.own.values().all(|own| own.is_like(&self.usual)) {
             return match self.usual {

@@ -23,9 +23,11 @@ pub struct RoundReport {
     pub epochs: usize,
     /// Whether the KL limit stopped the update before its last epoch.
     pub stopped_by_kl: bool,
-    /// Updates skipped because loss or gradient was not finite.
+    /// 1 if a loss or gradient that was not finite ended the update; the epochs before it stay
+    /// applied. Otherwise 0.
     pub skipped: usize,
-    /// KL divergence from the acting policy in the last epoch evaluated (mean of e^x − 1 − x).
+    /// KL divergence from the acting policy in the last epoch evaluated: the mean of e^x − 1 − x,
+    /// where x is the change of an action's log-probability. 0 after demonstrations.
     #[serde(deserialize_with = "null_as_nan")]
     pub kl: f64,
     /// Share of clipped ratios among the used heads, in the last epoch evaluated.

@@ -1,8 +1,9 @@
 //! Rewards of single transitions, term by term (`docs/control.md`, Rewards).
 //!
 //! acc is the control score in percentage points, and c the leave-one-out contribution of a
-//! module. E is the number of parameters of modules in the network, each module weighted by its
-//! alpha, and of the further features of layers.
+//! module. E is the number of parameters that growth has added: those of all modules, each weighted
+//! by its alpha, and those of widened layers. The number of parameters with which the host began is
+//! `host`.
 
 use meristem_grow::{Host, ParameterCounts, Stage};
 use serde::{Deserialize, Serialize};
@@ -113,7 +114,7 @@ pub struct RewardTerms {
     /// `potential · (γΦ' − Φ)`, with the potential Φ before the transition and Φ' after it. Φ sums
     /// over the modules: Germinated 1, Training 2, Blending 3.5, Holding 5.5, Fossilized 6. In
     /// [−.6, .6] per slot. Contribution, shaped. In mode shaped Φ' is 0 at the last step, so that
-    /// with γ = 1 the terms of an episode sum to 0.
+    /// without a rollback the discounted terms of an episode sum to `−potential · Φ` at its start.
     #[serde(deserialize_with = "null_as_nan")]
     pub potential: f64,
     /// For FOSSILIZE, with p the env's gain in score since the module germinated: `fossilize ·

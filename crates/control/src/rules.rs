@@ -20,8 +20,8 @@ pub struct ActionOutcome {
     pub width: Option<WidthChange>,
 }
 
-/// Checks that an action is legal now. An ADVANCE or FOSSILIZE is legal in a stage that has a gate,
-/// even if the gate then refuses.
+/// Checks that an action is legal now. An ADVANCE in Germinated, Training or Blending and a
+/// FOSSILIZE in Holding are legal even if the gate then refuses.
 ///
 /// # Errors
 /// The rule that the action violates.

@@ -1,9 +1,10 @@
 //! Observations for a policy that serves any host: numbers of the env, of each slot and of each
 //! blueprint.
 //!
-//! They begin with the numbers of [`BaseObservation`] and [`SlotObservation`]. The others are what
-//! a policy needs to carry over from one host to another: sizes relative to the host, the data and
-//! the budget, and what the gates and the rules say. `docs/control.md`, Observation, has a table.
+//! Those of the env begin with [`BaseObservation`], those of a slot with [`SlotObservation`]. With
+//! the others a policy carries over from one host to another: sizes relative to the host, the data
+//! and the limits, and the results of the gates and the rules. `docs/control.md`, Observation, has
+//! a table.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,10 +21,11 @@ use crate::observation::{
 use crate::policy::{ADAM, PolicyForm, PolicyShape};
 use crate::view::EnvView;
 
-/// Kinds of blueprints: the standard ones, those for vectors, and any other.
+/// Number of kinds of blueprints: one for each blueprint of the standard set and of the set for
+/// vectors, and one for all others.
 const KINDS: usize = 10;
 
-/// Standard errors of a contribution that count as 1.
+/// Contribution, in standard errors, that is written as 1.
 const CERTAIN: f64 = 5.0;
 
 /// Numbers of an env besides those of [`BaseObservation`].
@@ -42,8 +44,9 @@ pub(crate) struct SetObserver {
     sizes: HashMap<(usize, [usize; 3]), Option<NetworkSize>>,
 }
 
-/// Places of an observation, in the order of [`PolicyShape::inputs`].
+/// Buffers for the observation of one env, in the order of [`PolicyShape::inputs`].
 pub(crate) struct SetRow<'a> {
+    /// `[features]`.
     pub(crate) observations: &'a mut [f32],
     /// `[slots][features]`.
     pub(crate) slots: &'a mut [f32],
@@ -56,11 +59,11 @@ pub(crate) struct SetRow<'a> {
 }
 
 impl SetObserver {
-    /// Floats of an env.
+    /// Floats per env.
     pub(crate) const ENV: usize = BaseObservation::LEN + OF_ENV;
-    /// Floats of a slot.
+    /// Floats per slot.
     pub(crate) const SLOT: usize = SlotObservation::LEN + KINDS + OF_SLOT;
-    /// Floats of a blueprint.
+    /// Floats per blueprint.
     pub(crate) const BLUEPRINT: usize = KINDS + OF_BLUEPRINT;
 
     pub(crate) fn new() -> Self {
@@ -98,7 +101,7 @@ impl SetObserver {
         }
         row.slots.fill(0.0);
         row.blueprints.fill(0.0);
-        // The same measure as the limits of the host.
+        // The size that the host compares with its limits.
         let size = host.size().unwrap_or(NetworkSize { parameters: 0, macs: 0 });
         let of_host = Sizes { size, host };
         self.write_env(view, &of_host, &mut RowWriter::new(row.observations));
@@ -118,7 +121,7 @@ impl SetObserver {
         let count = |n: usize| log_scale(n as f32);
         let left = view.episode_steps.saturating_sub(view.step.saturating_add(1));
         row.all(&[log_scale(left as f32), log_scale(view.episode_steps as f32), facts.lr_factor]);
-        // Images per parameter, and the sizes themselves.
+        // Training samples per parameter, and the sizes themselves.
         let parameters = sizes.size.parameters as f32;
         row.all(&[
             ratio(facts.train_samples as f32, parameters),
@@ -127,7 +130,8 @@ impl SetObserver {
             log_scale(sizes.size.macs as f32),
             ratio(parameters, host.first_parameters() as f32),
         ]);
-        // The gap between control and training loss, and the gain since the first step.
+        // The gap between control and training loss, and the fall of the control loss since the
+        // first step of the episode.
         let (control, training) = (recent_mean(view.losses), recent_mean(view.train_losses));
         let first = view.losses.first().copied().unwrap_or(0.0);
         let now = view.losses.last().copied().unwrap_or(0.0);
@@ -165,7 +169,7 @@ impl SetObserver {
         let own = module.and_then(|module| self.size(view.host, module.blueprint_index, slot));
         let own = own.map_or(0.0, |size| size.parameters as f32);
         row.all(&[log_scale(own), ratio(own, view.host.bare_parameters() as f32)]);
-        // Not WAIT.
+        // Legality of each op except WAIT.
         for op in &ActionOp::OF_HEAD[1..] {
             row.all(&[flag(legality.slots(*op).get(index) == Some(&true))]);
         }
@@ -215,7 +219,7 @@ impl SetObserver {
         }
     }
 
-    /// One-hot of the kind of a blueprint; the last place is for others than the known ones.
+    /// One-hot of the kind of a blueprint; the last place is for blueprints that are not known.
     fn kind(&self, blueprint: &Blueprint) -> [f32; KINDS] {
         let known = self.known.iter().position(|known| **known == *blueprint);
         let mut kind = [0.0; KINDS];
@@ -223,7 +227,7 @@ impl SetObserver {
         kind
     }
 
-    /// Size of a blueprint in a slot.
+    /// Size of a blueprint in a slot; `None` if it does not fit.
     fn size(&mut self, host: &Host, blueprint: usize, slot: &Slot) -> Option<NetworkSize> {
         let Dims { c, h, w } = slot.dims;
         let size = || {
@@ -253,7 +257,7 @@ fn flag(is: bool) -> f32 {
     f32::from(u8::from(is))
 }
 
-/// ln((a + 1) / (b + 1)) / 7.
+/// Logarithm of a quotient: ln((a + 1) / (b + 1)) / 7, in the scale of [`log_scale`].
 fn ratio(a: f32, b: f32) -> f32 {
     ((a + 1.0) / (b + 1.0)).ln() / 7.0
 }

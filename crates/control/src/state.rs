@@ -29,7 +29,7 @@ impl ControllerState {
     /// Deserialises the memory.
     ///
     /// # Errors
-    /// [`Error::BadState`] if it is not the memory of `controller`.
+    /// [`Error::BadState`], which names `controller`, if the memory is not the CBOR of a `T`.
     pub fn memory<T: DeserializeOwned>(&self, controller: &str) -> Result<T> {
         ciborium::from_reader(&self.memory[..]).map_err(|error| bad(controller, &error))
     }

@@ -11,7 +11,7 @@ use crate::history::SlotHistory;
 pub struct EnvFacts {
     /// Samples that the env trains on.
     pub train_samples: usize,
-    /// Factor of the learning rates by the schedule in this step.
+    /// Factor of the schedule on the learning rates in this step.
     pub lr_factor: f32,
     /// Score of the task.
     pub score: ScoreKind,
@@ -42,7 +42,7 @@ pub struct EnvView<'a> {
     pub measured: &'a [GateInputs],
     /// Earlier and current measurements of each enabled slot ([`crate::SlotHistories`]).
     pub history: &'a [SlotHistory],
-    /// Facts about its training.
+    /// Facts about the training of the env.
     pub facts: EnvFacts,
     /// The last op of this env and whether it succeeded; `None` in the first step.
     pub last: Option<(ActionOp, bool)>,

@@ -40,7 +40,7 @@ impl Augment {
     /// The usual recipe for CIFAR: crop with 4 pixels of padding, and flip.
     pub const STANDARD: Self = Self { crop_padding: 4, flip: true, cutout: 0 };
 
-    /// Refuses samples that are no images, and a padding or cutout that leaves nothing of an image.
+    /// Refuses samples that are no images, and a padding or cutout above their shorter side.
     pub(crate) fn check(&self, kind: InputKind, shape: SampleShape) -> Result<()> {
         if kind != InputKind::Image && *self != Self::NONE {
             return Err(Error::Argument {
@@ -129,7 +129,7 @@ impl FromStr for Augment {
     type Err = Error;
 
     /// # Errors
-    /// [`Error::Argument`] for an unknown part.
+    /// [`Error::Argument`] for an unknown part, or one without a whole number of pixels.
     fn from_str(text: &str) -> Result<Self> {
         match text {
             "none" => return Ok(Self::NONE),
@@ -147,7 +147,8 @@ impl FromStr for Augment {
                     return Err(Error::Argument {
                         operation: "augment",
                         argument: "augment",
-                        expected: "none, standard, or of crop=PIXELS, flip, cutout=PIXELS".into(),
+                        expected: "none, standard, or a list of crop=PIXELS, flip, cutout=PIXELS"
+                            .into(),
                         got: format!("`{part}`"),
                         remedy: "separate several by commas: crop=4,flip,cutout=8".into(),
                     });

@@ -1,4 +1,4 @@
-//! One copy of a dataset for each device and [`CacheKey`], shared by the whole process (D1). If the
+//! One copy of a dataset for each open device and [`CacheKey`], shared by the process (D1). If the
 //! files of a dataset have changed, it is loaded again; holders of the older copy keep that copy.
 
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub struct CacheKey {
     pub device: DeviceId,
     /// The kind of dataset.
     pub source: Source,
-    /// Canonical path; `None` for the embedded dataset.
+    /// Canonical path; `None` for a dataset without files.
     pub root: Option<PathBuf>,
     /// Whether undecodable files were left out.
     pub skip_bad: bool,
@@ -66,8 +66,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The split on the device: loaded at the first request, shared by all later ones until [`clear`]
-/// or a change of the files. Requests made during the load wait for that one load. Waits for the
-/// device.
+/// or a change of the files. Requests made during the load wait for it. Waits for the device.
 ///
 /// The cache keeps datasets, and with them their devices, until they are cleared.
 ///

@@ -36,10 +36,10 @@ pub struct ImportReport {
     pub skipped: usize,
 }
 
-/// Converts the class folders in `from` (`train/CLASS/*`, `test/CLASS/*`; 32×32, RGB or grey, ten
-/// classes) to `to/cifar-10-batches-bin`: `data_batch_1.bin` to `_5`, `test_batch.bin` and
-/// `batches.meta.txt`, and `records.txt` with the number of records of each. Labels are the classes
-/// sorted by name.
+/// Converts the class folders in `from` (`train/CLASS/*`, `test/CLASS/*`; 32×32, ten classes, at
+/// least one training image in colour) to `to/cifar-10-batches-bin`: `data_batch_1.bin` to `_5`,
+/// `test_batch.bin` and `batches.meta.txt`, and `records.txt` with the number of records of each.
+/// Labels are the classes sorted by name.
 ///
 /// Images are dealt round-robin over the classes — the first of each class, the second of each, … —
 /// so that every file has every class. The training images are cut into five files as equal as
@@ -49,9 +49,10 @@ pub struct ImportReport {
 /// to the target, so that an interrupted import leaves no partial result.
 ///
 /// # Errors
-/// [`Error::Layout`] if the images are not 32×32 RGB, the classes are not ten, there is no test
-/// split, or the target exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`];
-/// [`Error::Io`] if writing fails.
+/// [`Error::Layout`] if the images are not 32×32 or all training images are grey, the classes are
+/// not ten, the name of a class is not one line of text, there is no test split, or the target
+/// exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Io`] if writing
+/// fails.
 pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
     let root = Some(from.to_path_buf());
     let spec = DatasetSpec { root, skip_bad, ..DatasetSpec::new(Source::Folder) };

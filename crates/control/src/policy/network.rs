@@ -7,8 +7,9 @@
 //! x + LayerNorm(LSTM(x)) ┬─ a head's MLP ─ logits (one MLP for each of the eight heads)
 //!                        └─ V's MLP ─ value
 //! ```
-//! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. Width 512 with three slots has 4.0 million
-//! parameters: 1.8 million of them in the MLPs. `set_network` has the form [`PolicyForm::Set`].
+//! An MLP is Linear(hidden, ¾·hidden) ─ ReLU ─ Linear. The input `keep` resets the state of the
+//! LSTM where a trajectory begins. Width 512 with three slots has 4.0 million parameters: 1.8
+//! million of them in the MLPs. `set_network` has the form [`PolicyForm::Set`].
 
 use meristem_device::DType;
 use meristem_nn::Result;
@@ -49,7 +50,7 @@ pub struct PolicyShape {
     pub features: usize,
     /// Number of slots; of hosts with different numbers the largest.
     pub slots: usize,
-    /// Number of blueprints in the set.
+    /// Number of blueprints; of hosts with different numbers the largest.
     pub blueprints: usize,
     /// Width of the hidden layers.
     pub hidden: usize,
@@ -129,10 +130,12 @@ impl PolicyShape {
     }
 
     /// The network's graph. Linear layers have orthogonal weights with gain √2; the last layer of a
-    /// head has gain .01, the last layer of V .1.
+    /// head has gain .01, the last layer of V .1. In the form [`PolicyForm::Set`] the factors of
+    /// channels begin at 1.
     ///
     /// # Errors
-    /// [`meristem_nn::Error::Argument`] for a shape without features, slots or width.
+    /// [`meristem_nn::Error::Argument`] for a shape without features, slots or width, and in the
+    /// form [`PolicyForm::Set`] for one without blueprints or features of the elements.
     pub fn graph(&self, config: &PolicyConfig) -> Result<Graph> {
         if self.hidden == 0 || self.features == 0 || self.slots == 0 {
             let expected = "at least one feature, slot and hidden number".into();

@@ -16,7 +16,7 @@ const VERSION: &str = "1";
 /// Version of the metadata of a policy for any host.
 const SET_VERSION: &str = "2";
 
-/// Metadata with the form of the observations, in a policy for any host.
+/// Key and value of the form of the observations; only in a policy for any host.
 const FORM: (&str, &str) = ("form", "set");
 
 /// Key of the seeds.
@@ -124,7 +124,9 @@ pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) ->
         )));
     }
     if !ppo.normalizers.accept(&normalizers) || !scale.is_usable() {
-        return Err(mismatch("its normaliser is damaged; use another copy".into()));
+        return Err(mismatch(
+            "its normaliser is damaged, or its scale of the returns; use another copy".into(),
+        ));
     }
     ppo.policy.load_state_dict(weights).map_err(|error| mismatch(error.to_string()))?;
     (ppo.normalizers, ppo.scale) = (normalizers, scale);
@@ -137,7 +139,8 @@ pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) ->
     Ok(())
 }
 
-/// Checks that a policy for one number of slots was trained with the slots of this run.
+/// Checks that a policy for one number of slots was trained with the number of slots and with the
+/// blueprints of this run. The names of the slots may differ.
 fn check_domain(trained: &PolicyDomain, own: &PolicyDomain) -> Result<()> {
     let PolicyDomain { slots, blueprints } = trained;
     if slots.len() != own.slots.len() {

@@ -25,7 +25,7 @@ pub(super) struct StepInputs {
     /// u32 `[4]`: [`SampleStep`].
     pub(super) step: Tensor,
     legality_words: usize,
-    /// The inputs of one env, as words.
+    /// One buffer for each input, with the row of the env that is being written, as words.
     observed: Vec<Vec<u32>>,
     sets: SetObserver,
 }
@@ -36,6 +36,7 @@ pub(super) struct StepHeader<'a> {
     pub(super) fresh: &'a [bool],
     /// Whether the observations are added to the moments of the normalisers.
     pub(super) gather: bool,
+    /// Key of the random numbers, and scale of V.
     pub(super) key: SampleStep,
 }
 
@@ -74,7 +75,7 @@ impl StepInputs {
         })
     }
 
-    /// The hosts that follow may have other blueprints.
+    /// Forgets the sizes of blueprints, because the hosts that follow may have others.
     pub(super) fn forget_hosts(&mut self) {
         self.sets.forget();
     }
@@ -93,6 +94,7 @@ impl StepInputs {
         for (env, (view, fresh)) in views.iter().zip(fresh).enumerate() {
             let legality = Legality::from_host(view.host);
             self.observe(view, &legality, normalizers, gather);
+            // The input `keep` is 0 where a trajectory begins, which resets the LSTM state.
             if let Some(keep) = self.observed.last_mut() {
                 keep.fill(if *fresh { 0.0f32 } else { 1.0 }.to_bits());
             }

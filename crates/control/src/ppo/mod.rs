@@ -6,8 +6,9 @@
 //! of a round `targets` computes advantages and returns there, and `update` trains the policy on
 //! the whole round. In the first rounds the heuristic may act instead (`teacher`).
 //!
-//! A rollback by the governor is a termination. The end of an episode is a truncation: V of the
-//! next observation replaces the rewards to come.
+//! A rollback by the governor is a termination. With [`PpoConfig::bootstrap`] the end of an episode
+//! is a truncation: V of the next observation replaces the rewards to come. Without it the end is a
+//! termination.
 
 mod config;
 mod file;
@@ -51,8 +52,9 @@ use crate::view::EnvView;
 
 const NAME: &str = "ppo";
 
-/// Names of a policy's slots and blueprints. An imported file must match them, unless the policy
-/// serves any host; then the names are from the hosts with the most.
+/// Names of a policy's slots and blueprints. A policy for one number of slots imports only a file
+/// with as many slots, of any names, and the same blueprints. In a policy for any host the names
+/// are from the hosts with the most slots and the most blueprints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyDomain {
     /// Enabled slots in index order.
@@ -132,7 +134,7 @@ pub struct Ppo {
     next_state: Tensor,
     normalizers: Normalizers,
     scale: ReturnScale,
-    /// Number of decisions in this round.
+    /// Number of decisions in this round; 0 without learning.
     step: usize,
     /// Whether the next call must bring the rewards of the last decision.
     rewards_missing: bool,
@@ -186,8 +188,8 @@ impl PolicyOutputs {
 }
 
 impl Ppo {
-    /// A new policy on a stream, for envs like `host`. Allocates all memory of the run. Does not
-    /// wait for the device.
+    /// A new policy on a stream, for envs like `host`. Allocates the memory of the rollout and of
+    /// the steps; the first update allocates that of training. Does not wait for the device.
     ///
     /// # Errors
     /// A width, a number of slots or a number of steps of 0; memory.
@@ -310,11 +312,13 @@ impl Ppo {
         }
     }
 
-    /// Imports a policy from a file and resets the optimiser. All or nothing. Does not wait.
+    /// Imports a policy from a file, all or nothing. Adam's averages and step counts stay as they
+    /// are; those of a new policy are 0. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a wrong number of slots, other blueprints, another width, or weights
-    /// that do not fit. The error names the expected and the found value.
+    /// [`Error::Policy`] for metadata that are damaged or of another version, another form of the
+    /// observations, another width, weights that do not fit, and, with [`PolicyForm::Vector`],
+    /// another number of slots or other blueprints.
     pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
         file::import(self, weights, metadata)
     }

@@ -22,7 +22,7 @@ impl Normalizers {
         Self { observations: Normalizer::new(shape.features), sets }
     }
 
-    /// Whether normalisers from a file are valid for policies of this one's shape.
+    /// Whether the normalisers `other`, from a file, are valid and have the sizes of these.
     pub(super) fn accept(&self, other: &Self) -> bool {
         other.observations.fits(self.observations.len())
             && match (&self.sets, &other.sets) {

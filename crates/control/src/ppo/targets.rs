@@ -7,7 +7,8 @@ use crate::gae::{Discounts, Trajectories, advantages};
 /// Smallest divisor of the returns.
 const LEAST_SCALE: f64 = 1e-3;
 
-/// Running moments of all returns. V is trained in units of their standard deviation.
+/// Running moments of all returns. V is trained in units of their standard deviation. With several
+/// ranks also the moments of a round's advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReturnScale {
@@ -98,7 +99,7 @@ impl Targets {
         }
     }
 
-    /// Writes the targets as [`Targets::write_raw`]. Returns the moments of the returns and of the
+    /// Writes advantages and returns unnormalised. Returns the moments of the returns and of the
     /// advantages, for merging over the ranks.
     pub(super) fn write_part(
         &self,

@@ -13,8 +13,8 @@ use crate::heuristic::Heuristic;
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 use crate::view::EnvView;
 
-/// Passes over a round of demonstrations. Successive episodes of an env are similar, and a round
-/// costs far more than passes over it.
+/// Passes over a round of demonstrations. They are many because a pass costs far less than another
+/// round, and another round would demonstrate much the same: the episodes of an env are similar.
 pub(super) const PASSES: usize = 32;
 
 /// The controller that demonstrates.

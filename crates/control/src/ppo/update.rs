@@ -10,7 +10,8 @@ use crate::normalizer::Normalizer;
 use crate::policy::{PolicyBatch, PolicyInputs, PpoPass};
 use crate::report::RoundReport;
 
-/// Trains on the steps of this round, then begins a new one. Waits for the device once per pass.
+/// Trains on the steps of this round, then begins a new one. Waits for the device: once for the
+/// targets and once per pass, with several ranks more often.
 ///
 /// # Errors
 /// [`Error::Diverged`] after too many consecutive skipped updates; a failed device.
@@ -54,8 +55,8 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
 }
 
 /// Makes passes over the whole round until the KL divergence exceeds its limit, the last epoch is
-/// done, or a loss or gradient is not finite. A round of demonstrations weighs all choices equally
-/// and has no KL limit, because the policy did not act in it.
+/// done, or a loss or gradient is not finite. A round of demonstrations weighs all choices equally.
+/// The KL limit has no effect there: all probability ratios are 1, so that the divergence is 0.
 fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     let rollout = &ppo.rollout;
     let RolloutShape { envs, .. } = *rollout.shape();

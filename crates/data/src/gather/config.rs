@@ -41,7 +41,7 @@ pub struct GatherConfig {
     /// the order of the envs.
     pub ranks: Option<Vec<usize>>,
     /// Batch, seed and augmentation of each env in place of `batch_per_env`, `seed` and `augment`.
-    /// Batches and seeds may differ with [`EpochMode::Full`].
+    /// Batches and seeds may differ from these only with [`EpochMode::Full`].
     pub own: Option<Vec<EnvGather>>,
     /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
     pub served: Option<Range<usize>>,
@@ -173,7 +173,7 @@ pub(super) fn check_indices(argument: &'static str, indices: &[u32], len: usize)
         None => Ok(()),
         Some(index) => {
             let expected = format!("indices below {len}, the number of samples");
-            wrong(argument, expected, index.to_string(), "split the dataset that is served")
+            wrong(argument, expected, index.to_string(), "take the indices from the served dataset")
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct Ring {
     targets: TargetForm,
     /// Samples of a slot.
     capacity: usize,
-    /// Number of slots at first.
+    /// Number of slots that [`Ring::allocate`] allocates.
     depth: usize,
     slots: Vec<BatchBuffers>,
     /// Number of slots added because every slot was held.
@@ -28,7 +28,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// A ring without memory for `depth` slots of `capacity` samples.
+    /// A ring for `depth` slots of `capacity` samples, which has no memory yet.
     pub(super) fn new(
         stream: &Stream,
         (shape, targets): (SampleShape, TargetForm),
@@ -39,7 +39,7 @@ impl Ring {
         Self { stream, shape, targets, capacity, depth, slots, grown: 0 }
     }
 
-    /// Allocates the slots, unless they are.
+    /// Allocates the slots that are missing up to `depth`.
     pub(super) fn allocate(&mut self) -> Result<()> {
         while self.slots.len() < self.depth {
             self.add()?;
@@ -63,7 +63,7 @@ impl Ring {
         self.slots.clear();
     }
 
-    /// Adds a slot, and checks once that it has the form that every batch in it has (V1).
+    /// Adds a slot. Checks its form once, for all batches that it will hold (V1).
     fn add(&mut self) -> Result<()> {
         let (shape, format) = (self.shape.batch(self.capacity), MemoryFormat::ChannelsLast);
         let (stream, owner) = (&self.stream, Owner::Batches);
@@ -78,7 +78,8 @@ impl Ring {
 
     /// Buffers for `n` samples, at most the capacity: the first slot without a handle outside of
     /// the ring. A loop that drops each batch before it takes the next thus uses one slot, which
-    /// stays in the caches. Kernels may still read it; the device orders the new writes after them.
+    /// stays in the caches. Kernels may still read the slot; the device orders the new writes after
+    /// these reads.
     /// If every slot is held, the ring grows by one.
     pub(super) fn take(&mut self, n: usize) -> Result<(Tensor, Tensor)> {
         let free = |slot: &BatchBuffers| !slot.inputs.is_shared() && !slot.targets.is_shared();

@@ -1,4 +1,5 @@
-//! Where the gather finds an env's samples: resident, or staged one batch ahead of their use (D7).
+//! Sources of an env's samples: the resident dataset, or two buffers that are filled one batch
+//! ahead of their use (D7).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,8 +13,8 @@ use crate::dataset::{Dataset, StoredSamples};
 use crate::error::Result;
 use crate::shape::{CHANNELS_BLOCKED, StoredType};
 
-/// Two buffers of one env: the stream `uploads` fills one while the env's stream reads the other.
-/// On the device each stream waits for the other.
+/// Two buffers (slots) of one env: the stream `uploads` fills one while the env's stream reads the
+/// other. On the device each stream waits for the other.
 ///
 /// ```text
 /// CUDA    loader thread   file -> host buffer      batch n + 2
@@ -33,14 +34,14 @@ pub(super) struct BatchStage {
     slots: [(Tensor, Tensor); 2],
     /// Index of the slot that was filled last.
     turn: usize,
-    /// For a CUDA device.
+    /// Only for a CUDA device.
     loader: Option<Arc<ImageLoader>>,
     /// The images of the batch after the last that was uploaded.
     loading: Option<LoadingImages>,
 }
 
 impl BatchStage {
-    /// Buffers for `capacity` samples of a dataset, which are in `file`.
+    /// Buffers for `capacity` samples of a dataset whose samples are in `file`.
     pub(super) fn new(
         env: &Stream,
         (dataset, file): (&Dataset, &Arc<MappedFile>),

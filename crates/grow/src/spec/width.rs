@@ -29,7 +29,7 @@ pub struct WidenableLayer {
     /// Name of the reader, the next layer that reads the output of this layer.
     reader: String,
     /// Whether the layer and its reader are linear layers with biases, with only activation
-    /// functions and slots between them.
+    /// functions, dropout and slots between them.
     is_linear: bool,
 }
 
@@ -66,7 +66,9 @@ struct Between<'a> {
     depthwise: Vec<&'a str>,
     slots: Vec<SlotName>,
     has_norm: bool,
+    /// Whether a pool or flatten is between them.
     has_image: bool,
+    /// Whether an activation function that is not 0 at 0 is between them.
     has_offset: bool,
     reader: &'a str,
     /// Whether the reader is a linear layer with a bias.
@@ -76,9 +78,9 @@ struct Between<'a> {
 impl HostSpec {
     /// Layers that can become wider without a change of the function that the host computes, in
     /// forward order. They are convolutions without groups and linear layers that are followed, in
-    /// the same list of layers, by another such layer, the reader. Only layers that compute each
-    /// feature by itself may be between a layer and its reader: batch norm, activations, pools,
-    /// depthwise convolutions, flatten, slots.
+    /// the same list of layers, by another such layer, the reader. Between a layer and its reader
+    /// there may be slots, and layers that compute each feature by itself: batch norm, activations,
+    /// dropout, pools, depthwise convolutions, flatten.
     pub fn widenable(&self) -> Vec<WidenableLayer> {
         let mut found = vec![];
         for_each_list(self.layers(), &mut |layers| {
@@ -122,7 +124,8 @@ impl HostSpec {
         let mut list = self.list().clone();
         let wider = [layer].into_iter().chain(between.depthwise).collect::<Vec<_>>();
         widen_all(&mut list.layers, &wider, by);
-        // The text of a family of hosts is no name.
+        // The name of a host of a family is its text, such as `mlp:8,8`; a description allows only
+        // letters, digits, `_` and `-` in a name.
         let fits = |c: char| if c.is_ascii_alphanumeric() || c == '_' { c } else { '-' };
         let name = self.name();
         let name = name.trim_end_matches(SUFFIX).chars().map(fits);
@@ -257,7 +260,7 @@ fn widen_all(layers: &mut [HostLayer], names: &[&str], by: usize) {
     }
 }
 
-/// A layer with its other fields alone.
+/// A copy of a layer with empty branches.
 fn without_branches(layer: &HostLayer) -> HostLayer {
     let mut layer = layer.clone();
     layer.branches_mut().into_iter().for_each(|(_, branch)| branch.clear());

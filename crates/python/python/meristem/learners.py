@@ -49,7 +49,7 @@ class Learners:
 
         Raises:
             ArgumentError: ``input`` or ``outputs`` is no size.
-            SettingError: Another setting, or a value that does not fit.
+            SettingError: A setting that learners do not have, or a value that does not fit.
         """
         sizes = [input] if index(input) is not None else sequence("input", input, "sizes of a sample")
         shape = [integer("input", size, 1, 65_536) for size in sizes]
@@ -65,7 +65,7 @@ class Learners:
 
         Raises:
             ResumeError: The file cannot be read, is damaged, or is something else.
-            SettingError: Another setting.
+            SettingError: A setting other than these three, or a value that does not fit.
         """
         learners = cls.__new__(cls)
         learners._attach(_meristem.LearnerLoop.resume(path("file", file), settings))
@@ -182,7 +182,7 @@ class Learners:
         """Gives a layer of an env further features, apart from actions.
 
         The network computes the same function, and a forward pass whose backward pass is due is dropped.
-        The setting ``width_init`` has the initial parameters.
+        The setting ``width_init`` chooses the initial parameters of the new features.
 
         Args:
             env: The env.
@@ -242,7 +242,8 @@ class Learners:
         and the modules of a file.
 
         Raises:
-            WeightsError: A list of all tensors that do not fit; nothing was set.
+            WeightsError: A list of all tensors that do not fit an env. This env and those after it
+                keep their weights; without ``env``, those before it have the new ones.
         """
         name, found = "of the program", weights
         if not isinstance(found, Weights):
@@ -317,7 +318,7 @@ class Learners:
 
 
 def floats(name: str, value: Any, axes: int = 0) -> "npt.NDArray[Any]":
-    """An array of numbers of any library, of more axes than this."""
+    """An array of numbers of any library, with more than ``axes`` axes."""
     try:
         array = numpy_of(name, value)
     except MeristemError as error:

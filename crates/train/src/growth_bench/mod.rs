@@ -1,10 +1,10 @@
 //! Bench of growth: methods × tasks, with a learning rate of its own for each method.
 //!
 //! For each task and method the bench chooses the learning rate on tuning seeds by the control
-//! split, and then trains the seeds of the table with it. Tuning seeds and table seeds are
-//! different, and test data decides nothing. All methods of a seed have the same split and the same
-//! order of samples, and those with the same host the same initial weights, so that differences are
-//! paired.
+//! split. With this rate it then trains on the seeds of the table, whose results it reports. Tuning
+//! seeds and table seeds are different, and test data decides nothing. All methods of a seed have
+//! the same split and the same order of samples, and those with the same host the same initial
+//! weights, so that differences are paired.
 //!
 //! - `suite`, `method`: the tables of tasks, suites and methods;
 //! - `plan`: the request, checked, with the settings of every run;
@@ -53,8 +53,9 @@ const PAGE: &str = "growth.md";
 /// is done. If the observer requests a stop, it ends at the next step boundary with the complete
 /// runs.
 ///
-/// The folder has a folder for each task, with one for each seed and run; `growth.json` and
-/// its table in Markdown are written after each seed of a table.
+/// The folder has a folder for each task, in it one for each seed, and in that one for each run.
+/// `growth.json` and `growth.md`, its table in Markdown, are written after each seed of a table; a
+/// bench that continues writes them from its first newly trained run on.
 ///
 /// # Errors
 /// Errors in the request are found before the first run: an unknown suite, task, method or setting,
@@ -189,8 +190,8 @@ impl<'a> TaskBench<'a> {
             .filter_map(|(place, name)| Some((place, method::named(&name)?)))
     }
 
-    /// Chooses the rates, and trains the seeds of the table. Returns whether it was stopped. `save`
-    /// receives the report after each seed of the table.
+    /// Chooses the rates, and trains on the seeds of the table. Returns whether it was stopped.
+    /// `save` receives the report after each seed of the table, once a run was newly trained.
     fn run(
         &mut self,
         progress: &mut Progress<'_>,

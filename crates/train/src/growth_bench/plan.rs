@@ -24,19 +24,19 @@ use crate::study::{SEEDS_MAX, compared_run, equal_compute_steps, resolve};
 /// [`FIRST_STUDY_SEED`], so no seed is used for both.
 const FIRST_TUNING_SEED: u64 = 500;
 
-/// Settings that the bench decides, beside those of single runs.
+/// Settings that the bench decides, besides the settings of single runs.
 const DECIDED: [&str; 9] =
     ["dataset", "host", "lr", "param_groups", "seed", "rounds", "init", "start_topology", "preset"];
 
-/// Factors of an optimiser's default learning rate, other than SGD's.
+/// Learning rates to choose from with an optimiser other than SGD, as factors of its default rate.
 const RATE_FACTORS: [f32; 4] = [0.3, 1.0, 3.0, 10.0];
 
-/// Most learning rates to choose from.
+/// Maximum number of learning rates to choose from.
 const RATES_MAX: usize = 64;
 
-/// Steps in an episode of 30: the step in which the script germinates its second module, and the
-/// latest step in which a random order germinates its last module. The remaining steps suffice for
-/// the module to become permanent.
+/// Steps at which modules germinate. The first is the distance between two modules of the script,
+/// in an episode of 60 steps. A random order germinates all modules before the second, in an
+/// episode of 30 steps; the remaining steps suffice for a module to become permanent.
 const SCRIPT_STEPS: [usize; 2] = [11, 17];
 
 /// Request of a bench.
@@ -48,11 +48,12 @@ pub struct GrowthBench {
     pub tasks: Vec<String>,
     /// Methods to compare, with those that they need; empty for all.
     pub methods: Vec<String>,
-    /// Number of seeds of the table; `None` for the suite's.
+    /// Number of seeds of the table; `None` for the suite's number.
     pub seeds: Option<usize>,
-    /// Number of seeds on which learning rates are chosen; `None` for the suite's.
+    /// Number of seeds on which learning rates are chosen; `None` for the suite's number.
     pub tuning_seeds: Option<usize>,
-    /// Learning rates to choose from; empty for four. With a single one nothing is chosen.
+    /// Learning rates to choose from; empty for four that depend on the optimiser. With a single
+    /// one nothing is chosen.
     pub rates: Vec<f32>,
     /// Settings of all runs that override those of the suite, such as the optimiser or the number
     /// of threads.
@@ -274,7 +275,8 @@ impl TaskPlan {
     /// seed; the runs of [`Way::needs`] are complete.
     ///
     /// # Errors
-    /// A script that cannot be written.
+    /// [`Error::Value`]: settings that do not fit together, or no result of a needed run; a script
+    /// that cannot be written.
     pub(super) fn run<'r>(
         &self,
         method: &Method,
@@ -355,7 +357,7 @@ fn germinate(step: usize, env: Option<usize>, module: &str) -> String {
     )
 }
 
-/// Writes a script, unless it is there already.
+/// Writes a script, unless the file has this text already.
 fn write_script(path: &Path, text: &str) -> Result<()> {
     if fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes()) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Results of a training: the lines of its curves.
+//! Results of training a policy: the lines of `curves.jsonl`.
 
 use std::collections::BTreeMap;
 
@@ -50,14 +50,15 @@ pub struct Evaluation {
     pub controllers: BTreeMap<String, Evaluated>,
 }
 
-/// Results of a controller. Every number is a mean over the envs of a task, and then over the
-/// tasks.
+/// Results of a controller. Return, gain and growth are means over the envs of a task, and then
+/// over the tasks whose training did not diverge.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Evaluated {
     /// Sum of the rewards of an episode.
     #[serde(rename = "return", deserialize_with = "null_as_nan")]
     pub mean_return: f64,
-    /// Half of its 95 % interval over the tasks (Student's t); `None` for one task.
+    /// Half the width of the 95 % confidence interval of `mean_return` over the tasks (Student's
+    /// t); `None` for fewer than two tasks.
     pub ci95: Option<f64>,
     /// Control loss of the bare twin minus control loss of the env after the last step, in nats.
     #[serde(deserialize_with = "null_as_nan")]
@@ -78,7 +79,7 @@ pub(super) struct TaskResult {
 }
 
 impl Evaluated {
-    /// `None` is a task whose training diverged.
+    /// Results over `tasks`; `None` stands for a task whose training diverged.
     pub(super) fn new(tasks: &[Option<TaskResult>]) -> Self {
         let all = || tasks.iter().flatten();
         let mean = |of: fn(&TaskResult) -> f64| all().map(of).sum::<f64>() / all().count() as f64;

@@ -5,11 +5,12 @@
 //! of its message. In the second, messages go to the receivers. A failure therefore reaches the
 //! others in their next meeting, of whatever kind, and no process waits for one that has failed:
 //! - All processes are well: the receivers get all messages.
-//! - Some have failed: every process returns an error. A failed process returns its own; the others
-//!   return the error of the first rank that failed by itself, or else of the first rank that
-//!   failed because of another rank.
-//! - One is gone or late: the others return the transport's error, which names it, and meet no
-//!   more.
+//! - Some have failed: every process returns an error. A process that failed by itself returns its
+//!   own error. The others return the error of the first rank that failed by itself. If there is
+//!   none, a process that failed because of another rank returns its own error, and the others
+//!   return that of the first such rank.
+//! - One is gone or late: the others return the transport's error, which names it, or their own if
+//!   they have failed, and meet no more.
 //!
 //! Messages are bytes, carried by a [`Wire`].
 
@@ -77,7 +78,8 @@ const LEFT_ALONE: u64 = 2;
 /// Meetings of one process with the others.
 pub(super) struct Meetings<W> {
     wire: W,
-    /// Whether a failure has reached all processes.
+    /// Whether no meeting may follow: a failure has reached all processes, or a process is gone or
+    /// late.
     failed: bool,
 }
 
@@ -97,8 +99,8 @@ impl<W: Wire> Meetings<W> {
         self.wire.size()
     }
 
-    /// Returns `own` if all processes are well, and an error on every process otherwise. After a
-    /// failure that all have received, they no longer meet.
+    /// Returns `own` if all processes are well, and an error on every process otherwise. An error
+    /// after the last meeting is returned without another meeting.
     ///
     /// # Errors
     /// This process's error, or else the error of another rank.
@@ -113,7 +115,9 @@ impl<W: Wire> Meetings<W> {
         }
     }
 
-    /// The last meeting: agrees on the result and waits for the others, some of which may be gone.
+    /// Leaves the meetings: sends an error to the others, unless they have it, and waits for the
+    /// others, some of which may be gone. A success needs no meeting, because all processes have
+    /// agreed on it before.
     ///
     /// # Errors
     /// As [`Meetings::agree`].

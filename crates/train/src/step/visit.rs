@@ -1,4 +1,4 @@
-//! Calls of an external controller with the envs.
+//! Calls of an external controller, which may read the envs and their weights.
 
 use std::path::Path;
 
@@ -59,7 +59,7 @@ impl Envs for Visited<'_> {
     }
 }
 
-/// Results of a host's step.
+/// Losses, scores and parameters of a host after a step.
 pub(crate) fn figures(grown: &TrainedHost) -> StepFigures {
     StepFigures {
         train_loss: grown.train_loss(),

@@ -1,10 +1,11 @@
 //! Study: controllers compared on the same fresh hosts.
 //!
 //! For each seed and contender there is one run ([`crate::run`]) of one episode, without learning.
-//! All contenders of a seed have the same initial hosts, the same split and the same order of
-//! samples, so that differences between contenders are paired. Results depend neither on the number
-//! of threads nor on the other contenders. The unit of the statistics is the seed, because the envs
-//! of a run share data and are not independent.
+//! A contender that learns ([`Contender::Learner`]) has another run before it, on other hosts. All
+//! contenders of a seed have the same initial hosts, the same split and the same order of samples,
+//! so that differences between contenders are paired. Results do not depend on the number of
+//! threads, and only those of [`Contender::Static`] depend on other contenders. The unit of the
+//! statistics is the seed, because the envs of a run share data and are not independent.
 
 pub(crate) mod cell;
 mod contender;
@@ -192,9 +193,9 @@ pub(crate) fn compared_run(
         ranks: None,
         exchange: ExchangeKind::default(),
         run_dir: Some(folder),
-        // The contender `none` is the bare host.
+        // A twin would repeat the contender `none`, which is the bare host.
         twin: Some(Switch(false)),
-        // Without a controller as well, so that all contenders train on the same images.
+        // Split also without a controller, so that all contenders train on the same images.
         control_split: Some(settings.control_share()),
         ..settings
     };
@@ -209,7 +210,7 @@ pub(crate) fn equal_compute_steps(steps: usize, grown: f64, fixed: f64) -> usize
     ((steps as f64 * grown / fixed).round() as usize).max(1)
 }
 
-/// A run that is about to start.
+/// A run that is about to start, or that is complete already.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned<'a> {
     /// Number of the pair of contender and seed, from 1.
@@ -233,7 +234,7 @@ pub trait StudyObserver: Observer {
     /// Reports that a run is about to start or to go on; its events follow.
     fn run_begins(&mut self, _planned: &Planned<'_>) {}
 
-    /// Reports that a run is complete already, from when the study was stopped.
+    /// Reports that a run is complete already, because an earlier call of the study finished it.
     fn run_is_complete(&mut self, _planned: &Planned<'_>) {}
 }
 
@@ -267,7 +268,7 @@ type Runs = Vec<Vec<StudyRun>>;
 struct Contest<'a> {
     config: &'a StudyConfig,
     cells: Cells,
-    /// For each contender, the seeds that its policy was trained with.
+    /// For each contender, the seeds of this study that its policy was trained with.
     known_seeds: Vec<Vec<u64>>,
 }
 

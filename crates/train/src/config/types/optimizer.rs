@@ -45,9 +45,9 @@ pub(crate) struct OptimizerNumbers {
 }
 
 impl OptimizerKind {
-    /// Default numbers: SGD's are the project's. Adam's and AdamW's are those of PyTorch, Lion's
-    /// those of its article (arXiv 2302.06675) as its program has them, Muon's those of Jordan's
-    /// program (`SingleDeviceMuonWithAuxAdam`, <https://github.com/KellerJordan/Muon>).
+    /// Default numbers. SGD's are this program's own. Adam's and AdamW's are those of PyTorch,
+    /// Lion's those of the program that belongs to its article (arXiv 2302.06675), Muon's those of
+    /// Jordan's program (`SingleDeviceMuonWithAuxAdam`, <https://github.com/KellerJordan/Muon>).
     pub(crate) fn defaults(self) -> OptimizerNumbers {
         let plain = OptimizerNumbers {
             lr: Some(1e-3),
@@ -85,7 +85,7 @@ impl OptimizerKind {
     }
 }
 
-/// Text of a number; one that began as f32 is written as f32.
+/// Text of a number; one that f32 represents exactly has the digits of an f32.
 pub(crate) fn number_text(number: f64) -> String {
     let single = number as f32;
     let is_single = f64::from(single) == number;
@@ -94,7 +94,7 @@ pub(crate) fn number_text(number: f64) -> String {
 }
 
 impl OptimizerNumbers {
-    /// Flags with the numbers that are present, in order.
+    /// Names of the flags with their numbers, in the order of the fields.
     pub(crate) fn flags(&self) -> [(&'static str, Option<f64>); 7] {
         let Self { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr } = *self;
         let [lr, momentum, weight_decay, eps, adam_lr] =

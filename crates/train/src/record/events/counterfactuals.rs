@@ -86,8 +86,9 @@ pub struct CounterfactualCost {
     pub evaluated: usize,
     /// Number of images.
     pub images: u64,
-    /// Floating-point operations per image of the single pass.
+    /// Floating-point operations per image of the one pass that evaluates all configurations.
     pub flops: u64,
-    /// Floating-point operations per image of one full pass for each requested configuration.
+    /// Floating-point operations per image of separate passes, one for each requested
+    /// configuration.
     pub flops_separate: u64,
 }

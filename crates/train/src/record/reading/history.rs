@@ -36,7 +36,7 @@ pub struct Incident {
 /// Development of a policy over the rounds.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicyHistory {
-    /// Mean sum of rewards of an env.
+    /// Sum of the rewards of an env, as the mean over the envs.
     pub mean_return: Curve,
     /// KL divergence of the last pass.
     pub kl: Curve,
@@ -57,7 +57,7 @@ pub struct RunHistory {
     pub round: usize,
     /// Steps so far, over all rounds.
     pub steps: usize,
-    /// Seconds of the newest event since the run started.
+    /// Time of the newest event, in seconds since the run started.
     pub seconds: f64,
     /// Envs by number, in the newest round.
     pub envs: BTreeMap<usize, EnvHistory>,
