@@ -50,8 +50,8 @@ pub struct Traffic {
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
 /// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
-/// the other ranks' calls, but not for the device; over [`mpi`](Communicator::mpi) it waits for the
-/// tensors to send.
+/// the other ranks' calls, but not for the device; over [`mpi`](Communicator::mpi) and over TCP
+/// ([`rendezvous`](Communicator::rendezvous)) it waits for the tensors to send.
 ///
 /// Dropping a communicator notifies the other ranks: their current or next call fails at once with
 /// an error that names this rank. An error of this rank alone in a collective does the same, for
@@ -100,8 +100,9 @@ impl Communicator {
     /// each other
     /// - by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun. Rank 0
     ///   listens at this port, or one port higher if torchrun's agent uses it, and forwards all
-    ///   messages. Dropping the last communicator of rank 0 waits until the other ranks have
-    ///   dropped theirs, at most for the deadline.
+    ///   messages. Calls wait for the stream of the tensors that they send. Dropping the last
+    ///   communicator of rank 0 waits until the other ranks have dropped theirs, at most for the
+    ///   deadline.
     /// - by MPI otherwise: see [`mpi`](Communicator::mpi).
     ///
     /// # Errors
@@ -136,8 +137,9 @@ impl Communicator {
         Ok(Communicator::new(Box::new(Nccl::over(control.into_transport())?)))
     }
 
-    /// The libraries of this build's transports: name of the transport and version text of the
-    /// library. Threads need no library.
+    /// The libraries that this build's transports are linked with: name of the transport and
+    /// version text of the library. Threads and TCP need none; NCCL is loaded at run time and is
+    /// not among them.
     pub fn libraries() -> Vec<(&'static str, String)> {
         crate::mpi::library().map(|library| ("mpi", library)).into_iter().collect()
     }

@@ -8,15 +8,16 @@ use meristem_device::CudaError;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Errors of collectives. If a rank is gone, late or disagrees, all ranks of the communicator get
-/// the same error. After an error of one rank alone, the other ranks get
-/// [`RankFailed`](Error::RankFailed). Every later call on the communicator returns the same error.
+/// the same error, also from every later call. After an error of one rank alone, the other ranks
+/// get [`RankFailed`](Error::RankFailed), and so does every rank from its later calls.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// An operation failed on the device.
     #[error(transparent)]
     Device(Arc<meristem_device::Error>),
-    /// A rank that no longer responds.
+    /// A rank that makes no more calls: it left the group, panicked, lost its connection, vanished
+    /// or sent invalid data. [`RankLate`](Error::RankLate) is a rank that may still come.
     #[error("`{operation}`: rank {rank} is gone: {reason}; the other ranks cannot continue")]
     RankGone {
         /// Operation that needed the rank.

@@ -4,7 +4,7 @@
 //! largest magnitude among them. An element x is sent as q = x / s, rounded to the nearest integer,
 //! ties to even, and received as q s. So |x − q s| ≤ s / 2, up to a rounding of x / s. A block
 //! whose scale would be subnormal is sent as zeros. A block with NaN or infinity is received as
-//! NaN.
+//! NaN, and its residual is cleared.
 //!
 //! **Sum.** As in [`dense`], each rank owns a shard, here of whole blocks:
 //!
@@ -292,7 +292,7 @@ fn scale_of(most: u32) -> f32 {
 struct Decode<'a> {
     codes: &'a [u8],
     scales: &'a [f32],
-    /// The element of the first value.
+    /// Index of the element that the first value belongs to.
     start: usize,
     values: &'a mut [f32],
     divisor: Option<usize>,

@@ -33,8 +33,10 @@
 //! - `auto`: choice of the fastest sum.
 //! - `sparse`: sums of the largest elements.
 //! - `int8`: the dense sum with elements of eight bits.
+//! - `memory`: device memory of a sum, phase by phase.
 //! - `communicator`: the interface of a rank.
 //! - `dense`: the dense sum over any transport.
+//! - `scratch`: temporary memory of collectives.
 //! - `threads`: ranks of one process.
 //! - `mpi`: ranks that are processes.
 //! - `nccl`: ranks with GPUs; elements move over NCCL, control messages over another transport.
@@ -42,10 +44,15 @@
 //! - `wire`: headers and notices between ranks.
 //! - `host`: copies between a device and host memory.
 //! - `agree`: comparison of the ranks' calls.
+//! - `log`: log targets, and the log of the tensors of collectives.
 //! - `transport`: the interface of transports.
+//! - `watch`: monitoring of a group by another thread.
 //! - `gpu`: CUDA kernels of this crate.
 //! - `spans`: elements in several pieces of memory.
 //! - `check`: checks of arguments.
+//! - `number`: element types that can be summed.
+//! - `sync`: locks and atomics, which a model checker replaces in tests.
+//! - `error`: errors, which name the rank that caused them.
 
 #![forbid(unsafe_code)]
 

@@ -37,7 +37,7 @@ pub trait SumElement: Element + PartialEq + PartialOrd + Debug {
 pub trait Magnitude: Copy + Ord + Send + Sync + Debug + 'static {
     /// Number of bits in use.
     const BITS: u32;
-    /// Largest value.
+    /// Largest value of the integer type, above the magnitude of every number and NaN.
     const MAX: Self;
     /// Converts to u64.
     fn wide(self) -> u64;

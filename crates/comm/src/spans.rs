@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 /// pieces are merged.
 #[derive(Debug, Clone)]
 pub struct Spans {
-    /// The pieces, flat and not empty; a single empty piece without elements.
+    /// The pieces, flat. None is empty, except that `Spans` without elements have one empty piece,
+    /// which has the type and the stream.
     pieces: SmallVec<[Tensor; 1]>,
     len: usize,
 }
@@ -124,7 +125,7 @@ impl TryFrom<&Tensor> for Spans {
     }
 }
 
-/// Divides `range` into parts that each lie within one piece of every element of `spans`.
+/// Divides `range` into parts, each of which lies within a single piece of each of the `spans`.
 pub(crate) fn parts<'a>(
     spans: impl Iterator<Item = &'a Spans>,
     range: &Range<usize>,
@@ -168,7 +169,7 @@ mod tests {
         let sizes = |spans: &Spans| spans.pieces().iter().map(Tensor::numel).collect::<Vec<_>>();
         let spans = of(&[&view(0, 10), &view(10, 6), &view(20, 5), &y, &view(25, 5), &view(0, 0)]);
         assert_eq!((sizes(&spans), spans.len()), (vec![16, 5, 7, 5], 33));
-        // Neither in order nor of equal size, so not merged.
+        // Adjacent, but not in order of address, so not merged.
         assert_eq!(sizes(&of(&[&view(10, 6), &view(0, 10)])), [6, 10]);
         let window = spans.window(15..22).unwrap();
         assert_eq!((sizes(&window), window.len()), (vec![1, 5, 1], 7));

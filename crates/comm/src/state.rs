@@ -23,14 +23,15 @@ pub struct ParameterState {
     pub residual: Vec<u8>,
     /// Velocity of momentum correction.
     pub velocity: Vec<u8>,
-    /// Threshold and regions of Ok-Topk, with the first parameter of a bucket.
+    /// Threshold and regions of Ok-Topk for a bucket, stored with the bucket's first parameter.
     pub split: Vec<u8>,
     /// Momentum of the outer step, equal on all ranks.
     pub outer: Vec<u8>,
 }
 
 impl ParameterState {
-    /// Whether it is of a parameter of this length in bytes.
+    /// Whether residual, velocity and outer momentum, where present, have `bytes` bytes, the length
+    /// of the parameter.
     pub fn has_length(&self, bytes: usize) -> bool {
         let parts = [&self.residual, &self.velocity, &self.outer];
         parts.into_iter().all(|part| part.is_empty() || part.len() == bytes)

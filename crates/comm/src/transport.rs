@@ -146,7 +146,7 @@ pub struct Sum<'a, T = Tensor> {
 /// The connection of one rank to the other ranks.
 ///
 /// Calls are collective: every rank makes the same calls in the same order. They enqueue work onto
-/// `stream` and do not wait for the device, except to read elements into host memory (`mpi`).
+/// `stream` and do not wait for the device, except to read elements into host memory (MPI, TCP).
 /// Whether a call waits for the other ranks' calls depends on the transport. Tensors are device
 /// memory of `stream`. No host memory is part of the interface, so it fits queues of an accelerator
 /// (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.

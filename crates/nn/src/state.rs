@@ -1,4 +1,4 @@
-//! Weights on the host under PyTorch's names and shapes (U5).
+//! Weights in host memory under PyTorch's names and shapes (U5).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -43,13 +43,13 @@ impl HostData {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A tensor on the host, row-major.
+/// A tensor in host memory, row-major.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostTensor {
     /// PyTorch's shape; empty for a scalar.
@@ -74,7 +74,7 @@ impl HostTensor {
         Self { shape: vec![bytes.len()], data: HostData::U8(bytes) }
     }
 
-    /// The floats, `None` for integers.
+    /// The floats; `None` for integers and bytes.
     pub fn as_f32(&self) -> Option<&[f32]> {
         match &self.data {
             HostData::F32(v) => Some(v),
@@ -119,7 +119,7 @@ impl StateDict {
 
     /// Removes the prefix that PyTorch's wrappers put before every name: `module.` by
     /// `DistributedDataParallel`, `_orig_mod.` by `torch.compile`, or several of them. Returns the
-    /// prefix; `None` if a name is without, and nothing was removed.
+    /// prefix. Removes nothing and returns `None` if some name lacks it or consists of it alone.
     pub fn unwrap_names(&mut self) -> Option<String> {
         let mut prefix = String::new();
         let first = self.0.keys().next()?;
@@ -140,7 +140,7 @@ impl StateDict {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no tensors.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -69,9 +69,11 @@ pub(crate) struct Elements<'a> {
     pub(crate) gradient: &'a [Piece],
     /// The residual, to which the gradient is added.
     pub(crate) residual: Option<Piece>,
-    /// The velocity, which is added in place of the gradient, and the factor of momentum.
+    /// The velocity, which is updated by the gradient and added to the residual instead of it, and
+    /// the factor of momentum.
     pub(crate) velocity: Option<(Piece, f64)>,
-    /// The threshold of an earlier selection, and whether to use it.
+    /// The threshold of an earlier selection, and whether to use it. A selection that fills `picks`
+    /// replaces it.
     pub(crate) threshold: Option<(Piece, bool)>,
     /// Indices and values of candidates.
     pub(crate) candidates: ListPieces,
@@ -80,7 +82,8 @@ pub(crate) struct Elements<'a> {
     pub(crate) tables: Option<TableArguments>,
 }
 
-/// Selects the largest elements, in two passes; see `select.cu`.
+/// Selects the largest elements. Reads all elements twice, or more often if the candidates do not
+/// fit; see `select.cu`.
 pub(crate) fn select(elements: &Elements<'_>) -> Vec<Call> {
     let (wanted, dtype) = (elements.picks.indices.len, elements.dtype);
     let Some(tables) = elements.tables.filter(|_| wanted > 0) else {

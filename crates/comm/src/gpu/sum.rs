@@ -33,8 +33,8 @@ pub(crate) struct RankPieces<'a> {
     pub(crate) sources: &'a [Piece],
     /// Memory for the result. A target may also be a source.
     pub(crate) targets: &'a [Piece],
-    /// Memory for partial sums, if there are more ranks than sources of a call: a target, or one of
-    /// the first sources.
+    /// Memory for partial sums, used if there are more than [`MOST`] sources: a target, or one of
+    /// the first [`MOST`] sources.
     pub(crate) partial: Piece,
 }
 

@@ -37,7 +37,7 @@ use crate::{host, wire};
 /// Time for the MPI thread to answer a watching thread; more than it takes to send notices.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Connection to the MPI thread. Dropping the last one ends MPI.
+/// Connection to the MPI thread, shared by all groups of the process. Dropping it ends MPI.
 struct MpiLink {
     jobs: Option<SyncSender<MpiJob>>,
     /// Closes when the thread has ended MPI, or will never end it.
@@ -56,6 +56,7 @@ impl Drop for MpiLink {
 /// The transport of a rank that is a process.
 struct Mpi {
     link: Arc<MpiLink>,
+    /// Number of the group.
     context: i32,
     /// Rank among all processes, per rank of this group.
     members: Arc<[i32]>,
@@ -99,7 +100,8 @@ pub(crate) fn library() -> Option<String> {
     Some(text.trim_matches(|c: char| c.is_whitespace() || c == '\0').to_owned())
 }
 
-/// Variables that turn on logs of messages and connections in Open MPI, and of variables in MPICH.
+/// Variables that turn on logs of messages and connections in Open MPI, and a list of the settings
+/// in MPICH.
 pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
     ("OMPI_MCA_pml_base_verbose", "10"),
     ("OMPI_MCA_btl_base_verbose", "30"),

@@ -74,7 +74,7 @@ pub(super) struct MpiExchange {
 }
 
 /// Body of the thread: starts MPI, reports the rank, serves requests, and finalizes MPI if all
-/// ranks do so. `finish` closes at the end.
+/// ranks have left in order. `finish` closes at the end.
 pub(super) fn run(
     jobs: Receiver<MpiJob>,
     ready: &SyncSender<Result<(usize, usize)>>,
@@ -237,7 +237,8 @@ impl MpiThread {
 
     /// Sends a notice to all other ranks of a group, and gives up after [`NOTICE_TIME`].
     fn notify(&self, group: &MpiGroup, notice: &RankNotice) {
-        // Leaked once or twice per group, because a lost rank never receives the notice.
+        // Leaked, because a lost rank never receives the notice. A group sends few notices: of its
+        // failure, of a departure, and of the last exchange of each membership.
         let bytes: &'static [u8] = notice.encode().leak();
         let tag = MpiTags::for_group(group.context).notice;
         let send = |peer: usize| {
@@ -253,7 +254,8 @@ impl MpiThread {
         requests.into_iter().for_each(std::mem::forget);
     }
 
-    /// Makes an exchange and replies. Returns only on success.
+    /// Makes an exchange and replies. Never returns if the exchange fails; replies at once with the
+    /// earlier failure if the group has one.
     fn exchange(&mut self, exchange: MpiExchange) {
         let MpiExchange { context, call, sends, mut receives, reply } = exchange;
         let Some(mut group) = self.groups.remove(&context) else { return };
@@ -294,8 +296,8 @@ impl MpiThread {
         }
     }
 
-    /// Waits until all processes have left the group of all processes in order; false at the
-    /// deadline.
+    /// Waits until all processes have left the group of all processes, and returns whether all left
+    /// in order; false after a failure or at the deadline.
     fn all_have_left(&mut self) -> bool {
         let Some(mut group) = self.groups.remove(&0) else { return false };
         let (end, mut idle) = (Instant::now() + self.deadline, Backoff::default());

@@ -33,8 +33,8 @@ use crate::watch::{ExchangeProblem, GroupStatus, GroupWatch, HEARTBEAT, Heartbea
 
 /// Interval between checks of device and group.
 const TICK: Duration = Duration::from_millis(50);
-/// Time limit for three waits: for an exchange to end after a loss, for the name of the lost rank
-/// after an error of NCCL, and for an answer of the driver.
+/// Time limit for short waits: for an exchange to end after a loss or a panic, for the name of the
+/// lost rank after an error of NCCL, for an answer of the driver, and for the end of the threads.
 const GRACE: Duration = Duration::from_secs(1);
 /// Time for NCCL to leave a group.
 const CLOSE: Duration = Duration::from_secs(5);
@@ -76,7 +76,8 @@ struct WatchState {
     answered: Instant,
 }
 
-/// Longest time until the cause of an error of NCCL is known.
+/// Longest time until the cause of an error of NCCL is known; also the longest wait for an orderly
+/// end of a watch.
 pub(super) fn patience(deadline: Duration) -> Duration {
     deadline.saturating_add(2 * CLOSE)
 }
@@ -264,8 +265,9 @@ impl GroupTimes {
         }
     }
 
-    /// Whether the device waits for other devices without progress until the deadline; while the
-    /// group closes, whether it has exchanges that do not end.
+    /// Whether the device has waited for other devices without progress until the deadline; while
+    /// the group closes, whether it has exchanges that do not end; or whether NCCL has reported an
+    /// error for that long and now reports a loss.
     fn is_overdue(&self, status: &DeviceStatus, deadline: Duration) -> bool {
         let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
         let still = status.now - since >= deadline;
@@ -294,7 +296,8 @@ struct GroupView {
 }
 
 impl GroupView {
-    /// Sends a heartbeat if the state has changed or a heartbeat is due, and stores a loss.
+    /// Sends a heartbeat if the state has changed or a heartbeat is due, or if the device waits,
+    /// has an error or is closing; stores a loss.
     fn heartbeat(&mut self, status: &DeviceStatus, problem: Option<ExchangeProblem>) {
         let (membership, closing) = (self.last.membership, status.closing.is_some());
         let PeerProgress { reached, ended, .. } = status.progress;

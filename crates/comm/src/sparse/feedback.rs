@@ -1,14 +1,15 @@
 //! Error feedback (X3): elements that were not sent are added to the next gradient. With momentum
 //! correction (X7) the velocity takes the place of the gradient.
 //!
-//! acc = residual + gradient. The picks, some elements of acc, are sent. The next residual,
-//! residual', is minus zero at the picks, since adding minus zero changes no bit, and equals acc at
-//! all other elements. So sent + residual' = residual + gradient, bit for bit.
+//! acc = residual + gradient. The picks are selected elements of acc; those that become part of the
+//! result count as sent. The next residual, residual', is minus zero at the sent elements, since
+//! adding minus zero changes no bit, and equals acc at all others. So sent + residual' = residual +
+//! gradient, bit for bit.
 //!
 //! With momentum m, the velocity u = m u + gradient replaces the gradient. It is cleared at the
-//! picks, where it would otherwise push in an outdated direction (Lin et al., "Deep Gradient
-//! Compression", ICLR 2018). If all elements are sent, no direction is outdated: the velocity is
-//! kept, and the sum of velocities equals ordinary momentum.
+//! sent elements, where it would otherwise push in an outdated direction (Lin et al., "Deep
+//! Gradient Compression", ICLR 2018). If all elements are sent, no direction is outdated: the
+//! velocity is kept, and the sum of velocities equals ordinary momentum.
 
 use meristem_device::{Args, DType, Owner, Stream, Tensor};
 
@@ -53,8 +54,8 @@ impl Momentum {
     }
 }
 
-/// target = factor target + added, rounded after each operation. The same number of elements; the
-/// memory does not overlap.
+/// target = factor target + added, rounded after each operation. `target` and `added` have the same
+/// number of elements, and their memory does not overlap.
 pub(crate) fn scale_add(
     operation: &'static str,
     target: &Spans,
@@ -207,8 +208,8 @@ fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
 /// Selects the largest elements of the gradient, or of residual plus gradient, which becomes the
 /// new residual. `picks` is padded.
 ///
-/// `threshold` is the stored threshold, one i64, with a flag. Without the flag the selection uses
-/// the stored threshold instead of the exact one. A selection that fills `picks` updates it.
+/// `threshold` is the stored threshold, one i64, and whether to recompute it. If not, the selection
+/// uses the stored threshold instead of the exact one. A selection that fills `picks` updates it.
 pub(crate) fn select(
     gradient: &Spans,
     feedback: Option<&Feedback>,

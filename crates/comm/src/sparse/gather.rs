@@ -41,8 +41,9 @@ impl TopKStorage {
     /// Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::BadArgument`] for elements that cannot be compared, more than 2^32 - 1 elements, 0
-    /// ranks, or `k_max` above the number of elements; [`Error::Device`].
+    /// [`Error::BadArgument`] for a tensor that is not contiguous, elements that cannot be
+    /// compared, more than 2^32 - 1 elements, 0 ranks, or `k_max` above the number of elements;
+    /// [`Error::Device`].
     pub fn new(like: &Tensor, ranks: usize, k_max: usize) -> Result<TopKStorage> {
         let operation = "TopKStorage::new";
         check::number(operation, "like", like)?;

@@ -1,6 +1,6 @@
-//! gTop-k (X4): the k largest elements of the global sum, by a tree of merges (Shi et al., "A
-//! Distributed Synchronous SGD Algorithm with Global Top-k Sparsification", ICDCS 2019). For any
-//! number of ranks.
+//! gTop-k (X4): k large elements of the global sum, by a tree of merges (Shi et al., "A Distributed
+//! Synchronous SGD Algorithm with Global Top-k Sparsification", ICDCS 2019). For any number of
+//! ranks. The exact k largest of the sum may differ: an element that a list dropped is not added.
 //!
 //! At level l, a rank whose number is an odd multiple of 2^l sends its list to the rank 2^l below
 //! it, which merges both lists and keeps the k largest entries. The final list is then sent back
@@ -8,7 +8,8 @@
 //!
 //! The sender of a list also gets a bit mask: which of its entries are part of the result. Indices
 //! alone do not show that, because an index may come from another list. All other entries return to
-//! the residual of their rank. All ranks together send (n - 1)(4 k + k / 32) words.
+//! the residual of their rank. All ranks together send (n - 1)(4 k + k / 32) words, k / 32 rounded
+//! up.
 
 use meristem_device::{Args, DType, Launch, Owner, Stream, Tensor};
 
@@ -31,9 +32,9 @@ pub(crate) struct GTopKBuffers {
     last: Lists,
     /// [1, 2 k]: the union of two lists.
     union: Lists,
-    /// k / 32 u32
+    /// k / 32 u32, rounded up: a bit for each entry of the child's list.
     mask: Tensor,
-    /// k u32: entries of the current list that are part of the result.
+    /// k u32: indices of the entries of the current list that are part of the result.
     alive: Tensor,
     levels: usize,
     /// On a CUDA device only.
@@ -136,7 +137,8 @@ impl GTopKBuffers {
         Ok(())
     }
 
-    /// Computes the child's bit mask, and the entries left in the own list before the merge.
+    /// Computes the child's bit mask, and reduces `alive` to entries of the own list before the
+    /// merge.
     fn mark(&self, merges: usize, level: usize) -> Result<()> {
         let (own, came) = (self.own.row(merges)?, self.incoming.row(level)?);
         let stream = self.alive.stream();
@@ -167,7 +169,7 @@ impl GTopKBuffers {
         Ok(())
     }
 
-    /// Keeps the sent entries whose bits are set.
+    /// Sets `alive` to the entries of the list sent to the parent whose bits are set.
     fn unmark(&self, merges: usize) -> Result<()> {
         let own = self.own.row(merges)?;
         let stream = self.alive.stream();
@@ -227,9 +229,9 @@ impl GTopKBuffers {
 
 /// Role of a rank at a level of the tree.
 enum TreeRole {
-    /// Receives a list from this rank.
+    /// The own rank receives the list of this child.
     Parent(usize),
-    /// Sends its list to this rank.
+    /// The own rank sends its list to this parent.
     Child(usize),
     Idle,
 }

@@ -1,4 +1,5 @@
-//! Lists of (index, value) in order of index, padded at the end with [`NONE`].
+//! Lists of (index, value) in order of index, padded at the end with [`NONE`]. Only the lists of an
+//! all-gather with given indices have another order.
 
 use std::ops::RangeFrom;
 

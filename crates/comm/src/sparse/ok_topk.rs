@@ -59,7 +59,8 @@ pub(crate) struct OkTopKBuffers {
     received: Lists,
     /// `[m, 2 k / m]`: row o is the list from owner o to all ranks.
     reduced: Lists,
-    /// Two alternating buffers for the union of the lists that an owner received.
+    /// Two alternating buffers for the union of the lists that an owner received; the first one is
+    /// also scratch memory of `finish`.
     unions: [Lists; 2],
     /// `[1, k]`: the result.
     last: Lists,

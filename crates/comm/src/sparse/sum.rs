@@ -19,10 +19,11 @@ pub enum SparseMethod {
     /// The k largest elements of each rank, gathered by all ranks (X2). The result has up to n k
     /// non-zero elements.
     TopK,
-    /// The k largest elements of the sum, by a tree of merges (X4).
+    /// k large elements of the sum, by a tree of merges (X4): each rank contributes its k largest
+    /// elements, and each merge keeps the k largest. The exact k largest of the sum may differ.
     GTopK,
-    /// The k largest elements of the sum, by split and reduce (X5). Thresholds and regions are
-    /// recomputed every `refresh` exchanges.
+    /// k large elements of the sum, by split and reduce (X5). As with `GTopK`, the exact k largest
+    /// may differ. Thresholds and regions are recomputed every `refresh` exchanges.
     OkTopK {
         /// Number of exchanges per threshold.
         refresh: u64,
@@ -187,8 +188,9 @@ impl SparseSum {
         }
     }
 
-    /// Sums or averages the k largest elements of all ranks' `input` plus residual into `output`,
-    /// which may be `input`. The result has the same bits on all ranks.
+    /// Selects elements of `input` plus residual by the [`SparseMethod`] with this k, and sums or
+    /// averages them over all ranks into `output`, which may be `input`. The result has the same
+    /// bits on all ranks.
     ///
     /// Allocates only after a change of k, rank or number of ranks.
     ///

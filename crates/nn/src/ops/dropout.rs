@@ -1,7 +1,8 @@
 //! Steps of dropout: masks are drawn once, and applied forward and backward.
 //!
 //! A mask is kept until the backward pass, one byte for each element: to draw it again would take
-//! several times as long as to read it. Only the application of a mask joins chains.
+//! several times as long as to read it. Of these steps only [`DropoutOp::Apply`] can be part of a
+//! chain (`ops::chain`).
 
 use super::operand::{Signature, StepOperands, f32s, f64s, i64s, u8s};
 use crate::graph::DROPOUT_NUMBERS;
@@ -20,7 +21,7 @@ pub enum DropoutOp {
         each: usize,
     },
     /// Reads x, mask (u8), the layer's numbers (f64); writes `x · scale` where the mask is 1 and 0
-    /// elsewhere, or adds it. Also the gradient, of dy.
+    /// elsewhere, or adds it. The gradient is the same step with dy as x.
     Apply {
         /// Elements.
         len: usize,

@@ -11,8 +11,8 @@ use crate::score::ScoreSums;
 pub enum LossFormula {
     /// Softmax cross-entropy. Targets: labels, u32.
     CrossEntropy,
-    /// Softmax cross-entropy with smoothed labels, u32, and an operand of class weights, f32, which
-    /// may be absent.
+    /// Softmax cross-entropy with label smoothing. Targets: labels, u32. A further operand, which
+    /// may be absent, has the class weights, f32.
     SmoothedCrossEntropy {
         /// Share of the target that is spread evenly over the classes.
         label_smoothing: f32,
@@ -69,10 +69,11 @@ pub enum LossOp {
         /// Capacity of the ring.
         log: usize,
     },
-    /// Reads as [`LossOp::Train`]; adds loss, correct samples and samples to rows of the scores
-    /// (f64), and [`ScoreSums`] for a loss that has them. If row 0 is among the rows, it writes
-    /// the losses of the samples; otherwise it reads the losses of row 0, and adds squares of
-    /// differences to its rows. Its own losses go to the last operand, which no step reads.
+    /// Reads as [`LossOp::Train`]; adds the loss and the numbers of correct and of all samples to
+    /// rows of the scores (f64), and [`ScoreSums`] for a loss that has them. The second written
+    /// operand has the samples' losses of row 0: it is written if row 0 is among `rows`; otherwise
+    /// it is read, and the squared differences from it are added to the rows. The last operand is
+    /// memory for this step's losses, which no other step reads.
     Evaluate {
         /// Loss.
         of: BatchLoss,
@@ -136,7 +137,7 @@ struct LossReads<'a> {
 }
 
 impl<'a> LossReads<'a> {
-    /// Takes them from the operands of a step.
+    /// Takes the read operands from the operands of a step.
     fn new(of: &BatchLoss, operands: &mut StepOperands<'a>) -> Self {
         let mut reads = std::mem::take(&mut operands.reads).into_iter();
         let mut next = || reads.next().expect("an operand of the signature");
@@ -147,7 +148,8 @@ impl<'a> LossReads<'a> {
 }
 
 impl BatchLoss {
-    /// Computes losses; the gradient, and the losses of the samples, where they are wanted.
+    /// Computes the result of the batch. Writes the gradient and the losses of the samples, unless
+    /// the slice for them is empty.
     fn result(
         &self,
         isa: Isa,

@@ -1,4 +1,4 @@
-//! Check of a plan's memory: follows every element of the arena through the steps.
+//! Check of a plan's memory: follows every vector of the arena through the steps.
 
 use super::step::Draft;
 use super::value::{PlanValue, ValueHome, ValueId, root};
@@ -8,8 +8,8 @@ use crate::space::{Space, SpaceSpan};
 const VECTOR: usize = crate::layout::LANES * size_of::<f32>();
 
 /// The first misuse: a step that reads a value which another has overwritten or no step has
-/// written, writes a value that it also reads, or writes read-only memory. `None` for a correct
-/// plan.
+/// written, writes memory that it also reads or writes twice, or writes read-only memory; or a
+/// value that must last to the end and is overwritten. `None` for a correct plan.
 pub(super) fn misuse(values: &[PlanValue], steps: &[Draft], spans: &[SpaceSpan]) -> Option<String> {
     let span = |id: ValueId| spans[id.index()];
     // For each vector of the arena, the value that it holds.

@@ -9,13 +9,13 @@ use super::step::{Phase, PlanStep, SpaceUse};
 use crate::ops::gpu;
 use crate::space::SpaceSpan;
 
-/// Largest number of programs cached for a plan, each for a row of phases with its rows of alphas
-/// and scores. Evaluating all 16 subsets of four modules and one more row, one by one for every
-/// batch, must not evict and recreate programs.
+/// Largest number of programs cached for a plan. Each is for a range of phases, and for the first
+/// row of alphas and of scores that it uses. Evaluating all 16 subsets of four modules and one more
+/// row, one by one for every batch, must not evict and recreate programs.
 const PROGRAMS_MAX: usize = 64;
 
-/// Things that a plan's program depends on: phases, and the first byte of every space in its
-/// argument.
+/// Key of a plan's program: the first and the last phase, and the position of every space's first
+/// byte in its argument.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     phases: [Phase; 2],
@@ -29,7 +29,7 @@ impl Binding {
     }
 }
 
-/// The programs of a plan that were used last.
+/// The most recently used programs of a plan.
 #[derive(Debug, Default)]
 pub(super) struct Programs(Mutex<Vec<(Binding, Program)>>);
 

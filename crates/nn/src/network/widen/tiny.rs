@@ -14,10 +14,10 @@
 //! ```
 //!
 //! The formula is for an activation function with the derivative 1 at 0. Both sides of a feature
-//! may change their sign, which matters for relu; here the largest outgoing weight is positive. All
-//! features together get one amplitude, by a line search of the loss. Incoming and outgoing weights
-//! of a feature are then given equal lengths, with the same product: those of the formula may
-//! differ by orders of magnitude.
+//! may change their sign, which matters for relu; here the largest outgoing weight is positive. The
+//! lengths of the formula's incoming and outgoing weights of a feature may differ by orders of
+//! magnitude; here both have the same length, with the same product. A line search of the loss then
+//! gives all features together one amplitude.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 
@@ -40,7 +40,7 @@ pub(super) struct Activations {
 }
 
 impl Activations {
-    /// No sample yet, of `inputs` inputs of the layer and `read` inputs of its reader.
+    /// Sums over no samples yet, for `inputs` inputs of the layer and `read` inputs of its reader.
     pub(super) fn new(inputs: usize, read: usize) -> Self {
         let (h, b) = (inputs + 1, read + 1);
         let [hh, bb, bh] = [(h, h), (b, b), (b, h)].map(|(n, m)| DMatrix::zeros(n, m));
@@ -75,7 +75,8 @@ pub(super) struct Features {
 }
 
 /// The `count` best features; those beyond the rank are 0. `m` is `E[δ hᵀ]`, `reader` the gradient
-/// of the reading layer's weights and bias `E[δ bᵀ]`, with δ = −v. `None` if a sum is not finite.
+/// of the reading layer's weights and bias `E[δ bᵀ]`, with δ = −v. `None` if a sum is not finite,
+/// or a decomposition does not converge.
 pub(super) fn features(
     seen: &Activations,
     m: &DMatrix<f64>,
@@ -104,7 +105,7 @@ pub(super) fn features(
 }
 
 /// A power of a symmetric matrix that has no negative eigenvalues; eigenvalues that count as 0 stay
-/// 0. `None` if an element is not finite.
+/// 0. `None` if an element is not finite, or the decomposition does not converge.
 fn power(matrix: DMatrix<f64>, exponent: f64) -> Option<DMatrix<f64>> {
     if !matrix.iter().all(|x| x.is_finite()) {
         return None;
@@ -123,9 +124,9 @@ mod tests {
     use super::*;
 
     /// In a linear problem the formula has a meaning that can be checked: outputs `V b`, a wish v
-    /// for each sample. With all singular values taken to 1 in `S^-½ N`, the best k features are
-    /// the best approximation of v' of rank k by h. For full rank that is the regression of v' on
-    /// h, whose residual is orthogonal to h.
+    /// for each sample. As feature j has the factor λ_j, the first k features are the best
+    /// approximation of v' of rank k by linear functions of h. For full rank that is the
+    /// regression of v' on h, whose residual is orthogonal to h.
     #[test]
     fn features_of_full_rank_are_the_regression_of_what_is_missing() {
         let (samples, inputs, read, outputs) = (200, 4, 3, 2);
