@@ -195,9 +195,9 @@ settings! {
         control_split: Option<f64> =
             absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
-        /// Folds of a cross-validation: env i holds out fold i mod N as its control split, and
-        /// trains on the others. Classes are spread evenly over the folds. envs must be a
-        /// multiple of N, and is N by default.
+        /// Folds of a cross-validation: env i holds out fold i mod N as its control split, with M
+        /// members fold ⌊i / M⌋ mod N, and trains on the others. Classes are spread evenly over
+        /// the folds. envs must be a multiple of N, with M members of M · N, which is the default.
         folds: Option<usize> = absent("one control split for all envs"),
             unit("N"), whole(2, 4096), since(10, None), train_only();
         /// Train each env on samples drawn with replacement from its training samples, as many as
