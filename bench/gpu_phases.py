@@ -13,11 +13,11 @@ from gpu_turns import take_turns
 def correct_stages() -> list[Stage]:
     """Stages of `correct`: compute-sanitizer last, which takes longest and refuses some machines."""
     checker = ["compute-sanitizer", "--error-exitcode", "9", "--print-limit", "20", "--tool"]
-    suite = tests("nn", "conformance::cuda", "--test-threads", "1")
-    fault = ("--exact", "cuda::zz_a_fault_fails_every_stream", "--ignored")
+    suite = tests("nn", "conformance::cuda", "--include-ignored", "--test-threads", "1")
+    fault = ("--exact", "cuda::alone_a_fault_fails_every_stream", "--ignored")
     digests = ("--cuda", "--jobs", "2", "--compare", str(PACK / "digests.json"))
     # Faults of the stand-in's NCCL.
-    of_a_gpu = ("cuda", "--skip", "cuda::exchange")
+    of_a_gpu = ("cuda", "--include-ignored", "--skip", "cuda::exchange", "--skip", "alone_")
     checks = ["devices", "kernels", "residency", "format"] if small() else []
     return [
         Stage("versions", 60, helper("gpu_stages.py", "versions"), ("nvidia-smi", "nvcc")),
@@ -25,10 +25,10 @@ def correct_stages() -> list[Stage]:
         Stage("device_lib", 60, tests("device-lib", "cuda", "--include-ignored")),
         Stage("device", 90, tests("device", *of_a_gpu)),
         Stage("fault", 30, tests("device", *fault)),
-        Stage("data", 60, tests("data", "cuda")),
-        Stage("nn", 120, tests("nn", "cuda")),
-        Stage("comm", 60, tests("comm", "cuda")),
-        Stage("control", 30, tests("control-lib", "gpu")),
+        Stage("data", 60, tests("data", "cuda", "--include-ignored")),
+        Stage("nn", 120, tests("nn", "cuda", "--include-ignored")),
+        Stage("comm", 60, tests("comm", "cuda", "--include-ignored")),
+        Stage("control", 30, tests("control-lib", "gpu", "--include-ignored")),
         Stage("digests", 120, helper("digests.py", MERISTEM, *digests)),
         Stage("killed", 60, helper("gpu_stages.py", "killed")),
         Stage("loss", 90, helper("gpu_stages.py", "loss")),

@@ -172,6 +172,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
+    #[ignore = "needs a GPU or its stand-in"]
     fn exchanges_have_the_same_bits_on_gpu_and_cpu(case in any_case(), dtype in 0..3) {
         match dtype {
             _ if case.options.method == Method::Int8 => check::<f32>(&case),
@@ -184,6 +185,7 @@ proptest! {
 
 /// More ranks than sources of a call, in and out of place, in rank order and by exchanges.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn sums_of_many_ranks_have_the_same_bits() {
     for (ranks, only_exchange) in [(8, false), (9, false), (17, false), (10, true)] {
         let options = ExchangeOptions { reduction: Reduction::Mean, ..ExchangeOptions::default() };
@@ -196,6 +198,7 @@ fn sums_of_many_ranks_have_the_same_bits() {
 
 /// Selections with too little, just enough and widely spread candidates.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn selections_of_large_tensors_have_the_same_bits() {
     for (values, len, k) in [
         (Values::Noise, 70_001, 700),
@@ -218,6 +221,7 @@ fn selections_of_large_tensors_have_the_same_bits() {
 
 /// After its storage is allocated, a selection does not wait, copy or allocate.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_selection_only_launches() {
     let device = open_on(DeviceId::Cuda(0));
     let stream = device.stream("s");

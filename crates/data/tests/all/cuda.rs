@@ -40,6 +40,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
+    #[ignore = "needs a GPU or its stand-in"]
     fn batches_on_a_gpu_are_those_of_the_processor(case in any_case(), centred in any::<bool>()) {
         let Case { toy, mut config, epoch, .. } = case;
         if centred {
@@ -64,6 +65,7 @@ proptest! {
 
     /// Classes, labels and numbers, in every storage of their samples.
     #[test]
+    #[ignore = "needs a GPU or its stand-in"]
     fn targets_on_a_gpu_are_those_of_the_processor(case in any_target_case()) {
         let gathered = |id| case.gathered(&open(id));
         prop_assert_eq!(gathered(DeviceId::Cuda(0)), gathered(DeviceId::Cpu(0)));
@@ -90,6 +92,7 @@ fn batches(id: DeviceId, residency: Residency) -> (u32, Vec<Vec<Bits>>) {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn every_storage_of_a_dataset_serves_the_same_bits() {
     for residency in [Residency::Resident, Residency::ResidentF32, Residency::Streamed] {
         let expected = batches(DeviceId::Cpu(0), residency);
@@ -100,6 +103,7 @@ fn every_storage_of_a_dataset_serves_the_same_bits() {
 
 /// A load never holds a second copy of the images on the device (D1).
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_load_takes_the_memory_of_one_copy() {
     let device = open(DeviceId::Cuda(0));
     let (spec, resident) = (DatasetSpec::embedded(), Residency::Resident);
@@ -114,6 +118,7 @@ fn a_load_takes_the_memory_of_one_copy() {
 
 /// The gathers of all envs are one launch, and only the first launch of a size allocates.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn the_envs_of_a_device_are_gathered_at_once() {
     let toy =
         crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1, floats: false };
@@ -137,6 +142,7 @@ fn the_envs_of_a_device_are_gathered_at_once() {
 /// A failed batch ends the epoch, because some envs may have staged one batch more than others; the
 /// next epoch is complete.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_failed_batch_ends_the_epoch() {
     let device = open(DeviceId::Cuda(0));
     let (spec, streamed) = (DatasetSpec::embedded(), Residency::Streamed);
@@ -159,6 +165,7 @@ fn a_failed_batch_ends_the_epoch() {
 /// Streamed images are loaded ahead by a thread. An epoch may end before the images that it has
 /// loaded are used; no epoch waits for the device.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn streamed_epochs_may_end_early() {
     let device = open(DeviceId::Cuda(0));
     let load = |residency| cache::load(&device, &DatasetSpec::embedded(), Split::Train, residency);
@@ -188,6 +195,7 @@ fn streamed_epochs_may_end_early() {
 
 /// Augmentation follows the epoch of each env as well.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn each_env_may_have_its_own_epoch() {
     let toy =
         crate::common::Toy { len: 23, channels: 3, height: 5, width: 4, threads: 1, floats: false };
@@ -199,6 +207,7 @@ fn each_env_may_have_its_own_epoch() {
 
 /// A gathered batch has separate memory per env, although batches of a ring reuse it in turn.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_ring_is_reused_in_stream_order() {
     let toy =
         crate::common::Toy { len: 40, channels: 3, height: 5, width: 4, threads: 1, floats: false };

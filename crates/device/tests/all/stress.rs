@@ -331,6 +331,7 @@ proptest! {
 
     #[cfg(feature = "cuda")]
     #[test]
+    #[ignore = "needs a GPU or its stand-in"]
     fn random_programs_on_a_gpu_equal_the_sequential_run(
         ops in proptest::collection::vec(op(), 1..400),
         streams in 1usize..7,

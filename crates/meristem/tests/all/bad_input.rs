@@ -236,17 +236,6 @@ fn an_env_that_diverges_ends_the_run_with_a_readable_folder() {
     assert!(!crate::common::of_kind(&events, "anomaly").is_empty());
 }
 
-#[test]
-fn missing_features_are_named() {
-    let m = Meristem::new();
-    m.fails(
-        "train --devices cuda --run-dir run",
-        2,
-        &["cuda:0", "not part of this build", "use cpu"],
-    );
-    assert!(!m.path("run").exists());
-}
-
 /// Runs a command with an environment variable set.
 fn with_variable(
     m: &Meristem,

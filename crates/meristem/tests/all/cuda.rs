@@ -71,17 +71,20 @@ fn assert_independent_of_order(arguments: &str) {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_bare_host_is_independent_of_the_order_on_the_device() {
     assert_independent_of_order(BARE);
     assert_independent_of_order(&format!("{BARE} --precision bf16"));
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_growing_host_is_independent_of_the_order_on_the_device() {
     assert_independent_of_order(GROWING);
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_growing_host_with_rounded_factors_is_independent_of_the_order() {
     assert_independent_of_order(&format!("{GROWING} --precision tf32"));
 }
@@ -89,6 +92,7 @@ fn a_growing_host_with_rounded_factors_is_independent_of_the_order() {
 /// D14: the fifth batch has no part for env 0, and the control splits differ. Streamed samples
 /// change no bit, in another order and on another number of streams.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn envs_of_unequal_parts_are_independent_of_the_order_on_the_device() {
     let m = Meristem::new();
     let expected = run(&m, UNEQUAL, "resident", 1);
@@ -97,16 +101,19 @@ fn envs_of_unequal_parts_are_independent_of_the_order_on_the_device() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_policy_is_independent_of_the_order_on_the_device() {
     assert_independent_of_order(PPO);
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn replicas_are_independent_of_the_order_on_the_device() {
     assert_independent_of_order(REPLICAS);
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn ranks_are_independent_of_the_order_on_the_device() {
     assert_independent_of_order(RANKS);
 }
@@ -139,6 +146,7 @@ fn driver_calls_of_a_step(m: &Meristem, arguments: &str) -> BTreeMap<String, usi
 /// networks, and a policy's decision is one graph (004). The other kernels check and empty the
 /// metrics: five of each env.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_step_of_all_envs_takes_two_graph_launches_per_batch() {
     let m = with_images();
     let settings = "--dataset arrays --data-root images.safetensors --host minimal --slots r0 \
@@ -166,6 +174,7 @@ fn a_step_of_all_envs_takes_two_graph_launches_per_batch() {
 
 /// Checks and benchmarks on the device that are fast on the stand-in.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn checks_and_benchmarks_run_on_the_device() {
     let m = Meristem::new();
     let checks = "devices|kernels|residency|format|aliasing|stream stress|races|\
@@ -192,6 +201,7 @@ fn checks_and_benchmarks_run_on_the_device() {
 /// Envs on a CPU and on a GPU, with the policy on the GPU; and a run that is resumed on other
 /// devices.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_run_uses_devices_of_both_kinds() {
     let m = with_images();
     let mixed = "train --dataset arrays --data-root images.safetensors --controller ppo \
@@ -219,6 +229,7 @@ fn a_run_uses_devices_of_both_kinds() {
 /// rounding, which stays small over a few steps. Three envs are two on the first of two devices and
 /// one on the second, and the devices determine which samples an env sees.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn losses_equal_those_on_the_cpu() {
     let m = with_images();
     for (gpus, cpus) in [("cuda:0", "cpu"), ("cuda:0,cuda:1", "cpu,cpu:1")] {
@@ -245,6 +256,7 @@ fn losses_equal_those_on_the_cpu() {
 
 /// A host with branches grows on the GPU with the losses of the CPU, and resumes after a kill.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_described_host_has_the_losses_of_the_cpu() {
     let m = with_images();
     fs::write(m.path("branches.toml"), BRANCHES).unwrap();
@@ -267,6 +279,7 @@ fn a_described_host_has_the_losses_of_the_cpu() {
 /// Streamed images, memory that is reused under a limit, launches that wait for their kernels, and
 /// the race sanitizer change no bit of growing hosts, whose counterfactuals are one pass.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn storage_memory_and_waits_change_no_bit() {
     let m = with_images();
     let expected = run(&m, GROWING, "plain", 1);
@@ -289,6 +302,7 @@ fn storage_memory_and_waits_change_no_bit() {
 
 /// The placement log names the device of tensors, and the transport of an exchange.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn the_placement_log_has_the_gpu_and_nccl() {
     let m = with_images();
     let log = |command: &mut Command| {
@@ -313,6 +327,7 @@ fn the_placement_log_has_the_gpu_and_nccl() {
 
 /// A killed run resumes with the bits of an uninterrupted run, at every precision.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_killed_run_resumes() {
     for precision in ["f32", "bf16"] {
         kill(&format!("{GROWING} --precision {precision}"));
@@ -340,6 +355,7 @@ fn kill_in(m: Meristem, arguments: &str) {
 
 /// A run that was resumed at another precision keeps it when it is killed and resumed again.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_resumed_run_keeps_its_last_precision() {
     let m = with_images();
     let killed_after = |arguments: &str, steps: usize| {
@@ -366,6 +382,7 @@ fn a_resumed_run_keeps_its_last_precision() {
 /// Training works at every precision, with different results; a resumed run may change its
 /// precision.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn hosts_train_at_every_precision() {
     let m = with_images();
     let mut weights = vec![];
@@ -416,6 +433,7 @@ fn a_missing_driver_is_named() {
 /// Growing hosts on two GPUs, with the policy on the second; then the run is resumed on CPUs. On
 /// the stand-in every process has two GPUs.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_run_uses_several_gpus() {
     let m = with_images();
     let of = |arguments: &str, seed: &str| {
@@ -470,6 +488,7 @@ fn on_processes(m: &Meristem, arguments: &str, name: &str) -> Outcome {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn sums_over_nccl_are_measured_and_correct() {
     let m = Meristem::new();
     let sizes = "--min-size 4KiB --max-size 4KiB --density 0.05 --rounds 1 --json";
@@ -486,6 +505,7 @@ fn sums_over_nccl_are_measured_and_correct() {
 
 /// A run over NCCL has the bits of a run over threads.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn processes_over_nccl_give_the_bits_of_threads() {
     for arguments in [REPLICAS, LOCAL, RANKS] {
         let m = with_images();

@@ -11,14 +11,15 @@ use serde_json::Value;
 use crate::common::process::output;
 use crate::common::{CommandOutput, Meristem, command_output};
 
-/// Single runs in the folder of each version, and their states. The first three have no `init`.
-const RUNS: [(&str, &str); 6] = [
-    ("none", "stopped"),
-    ("heuristic", "killed"),
-    ("ppo", "killed"),
-    ("ranks", "killed"),
-    ("complete", "complete"),
-    ("init", "killed"),
+/// Single runs in the folder of each version, their states, and their steps of all rounds until
+/// they were stopped or killed. The first three versions have no `init`.
+const RUNS: [(&str, &str, u32); 6] = [
+    ("none", "stopped", 3),
+    ("heuristic", "killed", 12),
+    ("ppo", "killed", 7),
+    ("ranks", "killed", 4),
+    ("complete", "complete", 8),
+    ("init", "killed", 4),
 ];
 
 fn collection() -> PathBuf {
@@ -53,8 +54,8 @@ fn copy(from: &Path, to: &Path) {
 }
 
 /// The runs in the working directory.
-fn runs(m: &Meristem) -> Vec<(&'static str, &'static str)> {
-    let found: Vec<_> = RUNS.into_iter().filter(|(run, _)| m.path(run).is_dir()).collect();
+fn runs(m: &Meristem) -> Vec<(&'static str, &'static str, u32)> {
+    let found: Vec<_> = RUNS.into_iter().filter(|(run, ..)| m.path(run).is_dir()).collect();
     assert!(found.len() >= RUNS.len() - 1, "{found:?}");
     found
 }
@@ -68,20 +69,19 @@ fn with_runs_of(version: &str) -> Meristem {
 
 /// Runs a command with portable kernels, as the stored runs, so that it works on every machine.
 fn portable(m: &Meristem, arguments: &str, version: &str) -> CommandOutput {
-    let mut command = m.command();
-    succeeds(command.env("MERISTEM_ISA", "portable"), arguments, version)
+    ends_with(0, m.command().env("MERISTEM_ISA", "portable"), arguments, version)
 }
 
 /// Runs a command with the fastest kernels, which it may choose where it continues no stored run.
 fn fast(m: &Meristem, arguments: &str, version: &str) -> CommandOutput {
-    succeeds(&mut m.command(), arguments, version)
+    ends_with(0, &mut m.command(), arguments, version)
 }
 
-fn succeeds(command: &mut Command, arguments: &str, version: &str) -> CommandOutput {
+fn ends_with(code: i32, command: &mut Command, arguments: &str, version: &str) -> CommandOutput {
     command.args(arguments.split_whitespace());
     let said = command_output(output(command));
     let context = format!("{version}: {arguments}\n{}{}", said.stdout, said.stderr);
-    assert_eq!(said.code, Some(0), "{context}");
+    assert_eq!(said.code, Some(code), "{context}");
     said
 }
 
@@ -89,33 +89,50 @@ fn value(m: &Meristem, file: &str) -> Value {
     serde_json::from_slice(&m.bytes(file)).unwrap()
 }
 
-/// Asserts that a run is complete, without a gap in its events.
-fn assert_complete(m: &Meristem, run: &str, context: &str) {
+/// Asserts that a run has an event for each step of its summary, without a gap in its events.
+fn assert_ended(m: &Meristem, run: &str, status: &str, context: &str) {
     let summary = value(m, &format!("{run}/summary.json"));
-    assert_eq!(summary["status"], "completed", "{context}");
+    assert_eq!(summary["status"], status, "{context}");
     let text = fs::read_to_string(m.path(run).join("events.jsonl")).unwrap();
     let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     for (number, event) in events.iter().enumerate() {
         assert_eq!(event["seq"], number, "{context}");
     }
     let last = events.last().unwrap();
-    assert_eq!((&last["event"], &last["status"]), (&"run_ended".into(), &"completed".into()));
+    assert_eq!((&last["event"], &last["status"]), (&"run_ended".into(), &status.into()));
     let steps = events.iter().filter(|event| event["event"] == "step_completed").count();
     assert_eq!(summary["steps"], steps, "{context}: an event for each step");
 }
 
+/// The oldest and the newest version resume to the end. Of the others, whose steps are those of
+/// the newest once they are read, each run makes a step; the policy a whole round with its update.
 #[test]
 fn runs_of_every_version_resume() {
-    for version in versions() {
-        let m = with_runs_of(&version);
-        for (run, _) in runs(&m) {
-            portable(&m, &format!("train --resume {run} --quiet"), &version);
-            assert_complete(&m, run, &format!("{version}, {run}"));
+    let versions = versions();
+    for (number, version) in versions.iter().enumerate() {
+        let whole = number == 0 || number + 1 == versions.len();
+        let m = with_runs_of(version);
+        let resume = |run: &str, flags: &str, steps: u32| {
+            let (code, status, stop) = if whole {
+                (0, "completed", String::new())
+            } else {
+                (3, "interrupted", format!("--stop-after {steps}"))
+            };
+            let arguments = format!("train --resume {run} {flags} {stop} --quiet");
+            ends_with(code, m.command().env("MERISTEM_ISA", "portable"), &arguments, version);
+            assert_ended(&m, run, status, &format!("{version}, {run} {flags}"));
+        };
+        for (run, state, steps) in runs(&m) {
+            let made = if run == "ppo" { 3 } else { 1 };
+            if state == "complete" {
+                portable(&m, &format!("train --resume {run} --quiet"), version);
+                assert_ended(&m, run, "completed", version);
+                resume(run, "--rounds 3", steps + made);
+                assert_eq!(value(&m, "complete/summary.json")["rounds"], 3, "{version}");
+            } else {
+                resume(run, "", steps + made);
+            }
         }
-        portable(&m, "train --resume complete --rounds 3 --quiet", &version);
-        assert_complete(&m, "complete", &format!("{version}, extended"));
-        let summary = value(&m, "complete/summary.json");
-        assert_eq!(summary["rounds"], 3, "{version}");
     }
 }
 
@@ -149,7 +166,7 @@ fn runs_of_every_version_are_listed_and_reported() {
         let listed: Value = serde_json::from_str(&listed).unwrap();
         let rows = listed["runs"].as_array().unwrap();
         let all = runs(&m);
-        for (run, state) in &all {
+        for (run, state, _) in &all {
             let row = rows.iter().find(|row| row["run"] == format!("./{run}"));
             let row = row.unwrap_or_else(|| panic!("{version}, {run}: {listed}"));
             assert_eq!(
@@ -162,7 +179,7 @@ fn runs_of_every_version_are_listed_and_reported() {
             let header = rows.lines().next().unwrap();
             assert!(header.contains("control_accuracy") && rows.lines().count() > 2, "{rows}");
         }
-        let names: Vec<&str> = all.iter().map(|(run, _)| *run).collect();
+        let names: Vec<&str> = all.iter().map(|(run, ..)| *run).collect();
         let named = names.join(" ");
         let compared = fast(&m, &format!("runs compare {named} --json"), &version).stdout;
         let compared: Value = serde_json::from_str(&compared).unwrap();

@@ -269,10 +269,6 @@ fn a_run_is_exported_as_parquet() {
     let m = Meristem::new();
     grown(&m, "");
     let export = "export parquet grown --out steps.parquet";
-    if !cfg!(feature = "parquet") {
-        m.fails(export, 2, &["does not write Parquet", "--features parquet", "export csv"]);
-        return;
-    }
     let rows = m.ok("export csv grown").stdout.lines().count() - 1;
     let said = m.ok(export).stdout;
     assert!(said.contains(&format!("steps.parquet: {rows} rows")), "{said}");
@@ -295,16 +291,4 @@ fn completions_and_manual_pages_have_every_command() {
     let page = String::from_utf8(m.bytes("pages/meristem-runs-compare.1")).unwrap();
     assert!(page.contains("settings that differ"), "{page}");
     m.fails("man pages", 2, &["would be overwritten"]);
-}
-
-/// `tests/serve` has the tests of builds with the feature.
-#[cfg(not(feature = "serve"))]
-#[test]
-fn a_build_without_the_server_names_the_feature() {
-    let m = Meristem::new();
-    m.fails(
-        "serve",
-        2,
-        &["this build has no server for browsers", "build with `--features serve`"],
-    );
 }

@@ -64,16 +64,19 @@ fn apart(a: &StateDict, b: &StateDict) -> f32 {
 
 /// Every optimiser against PyTorch, with parameters that are new after ten steps.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn optimisers_follow_pytorch() {
     golden_optimisers::check_all(&cuda().stream("env 0"), Isa::detect());
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn optimisers_are_the_same_in_fleets_and_in_halves() {
     golden_optimisers::check_fleet(&cuda());
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn parameters_have_the_numbers_of_their_variants() {
     golden_optimisers::check_variants(&cuda().stream("env 0"));
 }
@@ -84,6 +87,7 @@ fn parameters_have_the_numbers_of_their_variants() {
 /// can multiply the difference by ten per layer; 1e-4 leaves room for two. Momenta are the
 /// gradients themselves.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn training_follows_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
     for graph in graphs() {
@@ -104,6 +108,7 @@ fn training_follows_the_processors() {
 /// After growth in width both devices go on alike. With SGD: Adam would turn the rounding of a
 /// gradient that is 0, that of a bias before batch norm, into whole steps.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_wider_network_follows_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
     for init in WITHOUT_PROBE {
@@ -123,6 +128,7 @@ fn a_wider_network_follows_the_processors() {
 /// their rounding, so the features do by a little more than that; the choice of `firefly` is the
 /// same.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn measured_features_are_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
     for init in [WidthInit::Firefly, WidthInit::Gradmax] {
@@ -172,6 +178,7 @@ fn three_calls(networks: &mut [Network], busy: bool) {
 
 /// The tolerances are those of [`training_follows_the_processors`].
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn training_in_three_calls_follows_the_processors() {
     let (device, cpu) = (cuda(), host::stream(1));
     for graph in graphs().into_iter().filter(|graph| graph.input_dims() == DIMS) {
@@ -200,6 +207,7 @@ fn training_in_three_calls_follows_the_processors() {
 
 /// A network has the same bits alone, in a fleet on several CUDA streams, and after a rollback.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn company_lanes_and_rollbacks_change_no_bit() {
     let graph = grown(BASELINE, DIMS, &["r0c1"], Stage::Blending(BlendMode::Add));
     let stream = cuda().stream("alone");
@@ -246,6 +254,7 @@ fn company_lanes_and_rollbacks_change_no_bit() {
 /// for some networks only. Each step is one launch, and each network has the bits that it has
 /// alone.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
     let device = cuda();
     let graphs = [
@@ -296,6 +305,7 @@ fn a_mixed_fleet_is_one_launch_and_has_the_bits_of_each_network_alone() {
 /// Scores of many rows of alphas in one plan equal the scores of a separate evaluation for each
 /// row.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn rows_of_alphas_are_scored_alike_at_once_and_one_by_one() {
     let graph = grown(BASELINE, DIMS, &["r0c0", "r1c1"], Stage::Blending(BlendMode::Add));
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));

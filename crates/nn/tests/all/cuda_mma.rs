@@ -42,6 +42,7 @@ fn floats(stream: &Stream, values: &[f32]) -> Tensor {
 /// Whole numbers of up to 8 bits are exact factors, and their sums are exact in any order. All
 /// elements of a matrix differ, so that a misplaced element changes the result.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn fragments_lie_as_the_instructions_have_them() {
     let stream = cuda().stream("mma");
     for (kernel, depth) in [(&TF32, 8), (&BF16, 16)] {
@@ -97,6 +98,7 @@ const ROUNDING: [[u32; 3]; 25] = [
 ];
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn factors_are_rounded_to_the_nearest() {
     let stream = cuda().stream("rounding");
     // The NaN of x86, of the other sign, of a GPU; one that TF32 cuts to infinity.

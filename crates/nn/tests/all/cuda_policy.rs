@@ -168,12 +168,14 @@ fn ran(stream: &Stream, form: Form) -> (Vec<u32>, Vec<u8>, Vec<Vec<f32>>) {
 /// last place of the largest are 4e-6. Adam divides a gradient by its own size, which is far above
 /// its ε here: a step is as exact as the gradient.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn policies_act_and_learn_as_on_a_processor() {
     agree(Form::Vector, usize::MAX);
 }
 
 /// As above, up to the first step: some weights of a set have gradients as small as Adam's ε.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn policies_of_sets_act_and_differentiate_as_on_a_processor() {
     let parameters = graph(Form::Set).params.len();
     // The draw, the report and the reference of the first pass, its gradients.

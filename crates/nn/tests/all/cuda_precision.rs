@@ -23,6 +23,7 @@ fn network(stream: &Stream, graph: &Arc<Graph>, precision: Precision, plans: &Pl
 /// Two networks of each precision in one fleet, with the same graph and the same shared plans. Each
 /// has the bits of a network of its precision that runs alone; precisions differ.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn precisions_beside_each_other_have_plans_of_their_own() {
     let device = cuda();
     let graph = grown(BASELINE, DIMS, &["r0c0", "r1c1"], Stage::Blending(BlendMode::Gate));
@@ -56,6 +57,7 @@ fn precisions_beside_each_other_have_plans_of_their_own() {
 
 /// A network of every precision learns one repeated batch.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn networks_learn_at_every_precision() {
     let (stream, graph) = (cuda().stream("env 0"), host::bare(BASELINE, DIMS));
     let (x, y) = batch(&stream, BATCH, DIMS, 1);

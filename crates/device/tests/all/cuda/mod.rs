@@ -1,6 +1,7 @@
 //! A CUDA device: memory, copies, kernels, order across CUDA streams, and errors. The tests run on
 //! a GPU, or on the stand-in driver (`cargo xtask standin cargo test …`), which delays and reorders
-//! all work as far as CUDA allows.
+//! all work as far as CUDA allows. Each test whose name begins with `alone` needs a process of its
+//! own; other tests or `bench/gpu.sh` start it.
 
 mod exchange;
 mod graphs;
@@ -34,6 +35,7 @@ fn no_cpu_kernel(_: &mut meristem_device::Args<'_>) {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn elements_of_every_type_come_back() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -51,6 +53,7 @@ fn elements_of_every_type_come_back() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn new_memory_is_zero_only_if_asked_for() {
     let device = gpu(2);
     let (a, b) = (device.stream("a"), device.stream("b"));
@@ -74,6 +77,7 @@ fn new_memory_is_zero_only_if_asked_for() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_kernel_gets_its_tensors_and_values() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -89,6 +93,7 @@ fn a_kernel_gets_its_tensors_and_values() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn threads_of_a_block_share_memory() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -102,6 +107,7 @@ fn threads_of_a_block_share_memory() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn streams_wait_for_what_they_use() {
     for lanes in LANES {
         let device = gpu(lanes);
@@ -126,6 +132,7 @@ fn streams_wait_for_what_they_use() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn an_upload_reads_the_host_before_it_returns() {
     let device = gpu(2);
     let stream = device.stream("s");
@@ -145,6 +152,7 @@ fn an_upload_reads_the_host_before_it_returns() {
 /// Buffers that another thread fills are uploaded on a stream for copies, while kernels of another
 /// stream read earlier uploads. A read waits for its upload, and an upload for earlier reads.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn buffers_of_another_thread_are_uploaded_in_stream_order() {
     for lanes in LANES {
         let device = gpu(lanes);
@@ -174,6 +182,7 @@ fn buffers_of_another_thread_are_uploaded_in_stream_order() {
 
 /// A buffer of one device is uploaded to another by a copy; a buffer of another size is refused.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_buffer_fits_the_tensor_and_goes_to_any_device() {
     let (device, other) = (gpu(1), open(DeviceId::Cpu(0), 1, None));
     let stream = other.stream("s");
@@ -188,6 +197,7 @@ fn a_buffer_fits_the_tensor_and_goes_to_any_device() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_group_runs_from_one_state() {
     for lanes in LANES {
         let device = gpu(lanes);
@@ -205,6 +215,7 @@ fn a_group_runs_from_one_state() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn events_are_reached_in_order_and_across_devices() {
     let (device, host) = (gpu(2), cpu(1));
     let (a, b, worker) = (device.stream("a"), device.stream("b"), host.stream("w"));
@@ -223,6 +234,7 @@ fn events_are_reached_in_order_and_across_devices() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn memory_is_limited_and_counted() {
     let device = open(DeviceId::Cuda(0), 1, Some(1 << 16));
     let stream = device.stream("s");
@@ -236,6 +248,7 @@ fn memory_is_limited_and_counted() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn loading_kernels_counts_as_a_wait_that_a_hot_scope_refuses() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -255,6 +268,7 @@ fn loading_kernels_counts_as_a_wait_that_a_hot_scope_refuses() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn launches_that_do_not_fit_their_kernel_are_refused() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -295,6 +309,7 @@ fn launches_that_do_not_fit_their_kernel_are_refused() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn kernels_that_cannot_be_compiled_are_named() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -319,6 +334,7 @@ fn kernels_that_cannot_be_compiled_are_named() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn work_without_elements_does_nothing() {
     let device = gpu(1);
     let stream = device.stream("s");
@@ -330,6 +346,7 @@ fn work_without_elements_does_nothing() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn the_sanitizer_sees_the_program_order() {
     let options = DeviceOptions { threads: 2, sanitize: true, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cuda(0), &options).unwrap();
@@ -344,6 +361,7 @@ fn the_sanitizer_sees_the_program_order() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_trace_has_the_times_of_the_device() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
@@ -368,6 +386,7 @@ fn a_trace_has_the_times_of_the_device() {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn a_device_that_is_not_there_is_named() {
     let error = Device::open(DeviceId::Cuda(99), &DeviceOptions::default()).unwrap_err();
     let Error::Cuda { source: CudaError::NoSuchDevice { asked: 99, found }, .. } = error else {
@@ -376,10 +395,10 @@ fn a_device_that_is_not_there_is_named() {
     assert!(found >= 1);
 }
 
-/// The name sorts last, because on a GPU the context of this process does not recover.
+/// On a GPU the context of this process does not recover.
 #[test]
-#[ignore = "ends the device for this process: run alone"]
-fn zz_a_fault_fails_every_stream() {
+#[ignore = "ends the device for this process"]
+fn alone_a_fault_fails_every_stream() {
     let device = gpu(2);
     let (a, b) = (device.stream("a"), device.stream("b"));
     let x = filled(&a, 10, 7);

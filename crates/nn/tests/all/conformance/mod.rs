@@ -43,6 +43,7 @@ fn every_backend_computes_what_the_portable_kernels_do() {
 /// On a GPU, or on the stand-in driver.
 #[cfg(feature = "cuda")]
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn cuda_computes_what_the_portable_kernels_do() {
     let stream = cuda().stream("conformance");
     for case in cases() {
@@ -55,6 +56,7 @@ fn cuda_computes_what_the_portable_kernels_do() {
 /// gradient. (A processor panics.)
 #[cfg(feature = "cuda")]
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn cuda_flags_an_index_out_of_range() {
     let stream = cuda().stream("indices");
     let of = Lookup { indices: 4, entries: 3, size: 2 };

@@ -149,6 +149,7 @@ fn compare(on: OpBackend<'_>, of: &Case, infinite: Option<usize>) {
 }
 
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn cuda_rounds_factors_to_the_nearest() {
     let stream = cuda().stream("precision");
     let is_rounded =
@@ -163,6 +164,7 @@ fn cuda_rounds_factors_to_the_nearest() {
 /// Infinite results of a processor are infinite on a GPU, NaN are NaN, and all others are the same:
 /// padding zeros of steps, tiles and channels are multiplied by no factor of another element.
 #[test]
+#[ignore = "needs a GPU or its stand-in"]
 fn cuda_keeps_infinite_factors_to_themselves() {
     let stream = cuda().stream("infinite");
     for of in cases().iter().filter(|of| products(&of.op).is_some() && of.elements() < 20_000) {
