@@ -22,6 +22,11 @@ impl ReturnScale {
         if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
     }
 
+    /// Mean and standard deviation of what was pushed, without a lower bound.
+    pub(super) fn mean_and_std(&self) -> (f64, f64) {
+        (self.mean, (self.m2 / self.count.max(1.0)).sqrt())
+    }
+
     /// Whether a scale from a file is valid.
     pub(super) fn is_usable(&self) -> bool {
         let finite = [self.count, self.mean, self.m2].iter().all(|x| x.is_finite());
@@ -49,7 +54,7 @@ impl ReturnScale {
         Self { count, mean, m2 }
     }
 
-    fn push(&mut self, x: f64) {
+    pub(super) fn push(&mut self, x: f64) {
         self.count += 1.0;
         let delta = x - self.mean;
         self.mean += delta / self.count;
@@ -63,6 +68,9 @@ pub(super) struct Targets {
     pub(super) discounts: Discounts,
     /// Smallest divisor in the normalisation of advantages.
     pub(super) advantage_std_floor: f64,
+    /// Whether each minibatch normalises its own advantages, so that those of the round stay as
+    /// they are.
+    pub(super) by_minibatch: bool,
 }
 
 impl Targets {
@@ -133,7 +141,7 @@ mod tests {
     #[test]
     fn advantages_are_normalised_and_returns_only_scaled() {
         let discounts = Discounts { gamma: 1.0, lambda: 1.0 };
-        let targets = Targets { discounts, advantage_std_floor: 0.1 };
+        let targets = Targets { discounts, advantage_std_floor: 0.1, by_minibatch: false };
         let trajectories = Trajectories {
             envs: 1,
             rewards: &[2.0, 0.0, 4.0],
