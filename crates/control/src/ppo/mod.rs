@@ -36,7 +36,7 @@ use self::inbox::{StepHeader, StepInputs};
 use self::normalizers::Normalizers;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
-use self::targets::ReturnScale;
+use self::targets::{ReturnScale, Targets};
 use self::teacher::Teacher;
 pub use self::teacher::TeacherRules;
 use crate::action::{Action, Choices};
@@ -150,6 +150,8 @@ pub struct Ppo {
     skipped: usize,
     /// Index of the first env of this rank among the envs of all ranks.
     first_env: usize,
+    /// Number of members, whose envs are compared with each other; `None` for no comparison.
+    compared_members: Option<usize>,
     /// The controller that demonstrates in the first rounds.
     teacher: Option<Teacher>,
     /// The link to the other ranks that learn the same policy.
@@ -259,6 +261,7 @@ impl Ppo {
             ops: [0; 6],
             skipped: 0,
             first_env: 0,
+            compared_members: None,
             teacher: None,
             ranks: None,
             outputs: PolicyOutputs::default(),
@@ -273,6 +276,22 @@ impl Ppo {
     /// The settings.
     pub fn config(&self) -> &PpoConfig {
         &self.config
+    }
+
+    /// Compares the envs of each member with each other: env i has member i modulo `members`, and
+    /// the envs of a member have the same settings. The mean advantage of the other envs of the
+    /// member at the same step is subtracted from each advantage. It does not depend on the action,
+    /// so gradients stay unbiased, and differences between members leave the advantages (Kool, van
+    /// Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
+    pub fn with_compared_members(self, members: usize) -> Self {
+        Self { compared_members: Some(members), ..self }
+    }
+
+    /// Parameters of the computation of advantages and returns.
+    fn targets(&self) -> Targets {
+        let targets = self.config.targets();
+        let by_minibatch = targets.by_minibatch || self.compared_members.is_some();
+        Targets { by_minibatch, ..targets }
     }
 
     /// Number of envs of this rank.

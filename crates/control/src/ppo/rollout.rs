@@ -165,6 +165,14 @@ impl Rollout {
         rows.copy_from_slice(&vec![1f32; rows.numel()])
     }
 
+    /// [`Targets::compare_members`] in the first `steps` steps. One read-back and one copy.
+    pub(super) fn compare_members(&self, steps: usize, members: usize) -> Result<()> {
+        let rows = self.rows(&self.advantages, steps)?;
+        let mut advantages = rows.to_vec::<f32>()?;
+        Targets::compare_members(&mut advantages, self.shape.envs, members);
+        rows.copy_from_slice(&advantages)
+    }
+
     /// Adds `rewards` to the rewards of a step.
     pub(super) fn reward(&self, step: usize, rewards: &[f32]) -> Result<()> {
         let (row, rewards) = (self.row(&self.rewards, step)?, rewards.to_vec());

@@ -120,6 +120,26 @@ impl Targets {
         [scale, of_advantages]
     }
 
+    /// Subtracts from each advantage of `[steps][envs]` the mean advantage at the same step of the
+    /// other envs with the same index modulo `members`. An env without such others keeps its own.
+    pub(super) fn compare_members(advantages: &mut [f32], envs: usize, members: usize) {
+        let members = members.clamp(1, envs.max(1));
+        for row in advantages.chunks_exact_mut(envs.max(1)) {
+            for member in 0..members {
+                let of_member = || row.iter().skip(member).step_by(members);
+                let (count, sum) = (of_member().count(), of_member().copied().map(f64::from).sum());
+                if count > 1 {
+                    let (others, sum): (f64, f64) = ((count - 1) as f64, sum);
+                    let own = row.iter_mut().skip(member).step_by(members);
+                    own.for_each(|a| {
+                        let a_own = f64::from(*a);
+                        *a = (a_own - (sum - a_own) / others) as f32;
+                    });
+                }
+            }
+        }
+    }
+
     /// Divides the returns by `returns_std`, and normalises the advantages with `mean` and `std`.
     pub(super) fn normalise(
         &self,
@@ -137,6 +157,17 @@ impl Targets {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn envs_of_a_member_are_compared_with_the_others() {
+        // Two steps of five envs, of two members: 0, 2, 4 and 1, 3.
+        let mut a = [1.0, 10.0, 2.0, 20.0, 6.0, 0.0, 1.0, 0.0, 1.0, 3.0];
+        Targets::compare_members(&mut a, 5, 2);
+        assert_eq!(a, [-3.0, -10.0, -1.5, 10.0, 4.5, -1.5, 0.0, -1.5, 0.0, 3.0]);
+        let mut alone = [1.0, 2.0, 3.0];
+        Targets::compare_members(&mut alone, 3, 3);
+        assert_eq!(alone, [1.0, 2.0, 3.0]);
+    }
 
     #[test]
     fn advantages_are_normalised_and_returns_only_scaled() {

@@ -17,12 +17,15 @@ use crate::report::RoundReport;
 /// [`Error::Diverged`] after too many consecutive skipped updates; a failed device.
 pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     let steps = ppo.step;
-    let targets = ppo.config.targets();
+    let targets = ppo.targets();
     let (rollout, scale) = (&ppo.rollout, &mut ppo.scale);
     let mean_return = match &mut ppo.ranks {
         None => rollout.finish(steps, targets, scale)?,
         Some(ranks) => ranks.finish(rollout, steps, targets, scale)?,
     };
+    if let Some(members) = ppo.compared_members {
+        ppo.rollout.compare_members(steps, members)?;
+    }
     let mut report = RoundReport {
         transitions: steps * ppo.rollout.shape().envs,
         mean_return,
@@ -65,8 +68,8 @@ fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
     }
     let count = ppo.config.minibatches;
     let minibatches = Minibatch::all(&ppo.rollout, &ppo.policy, steps, count)?;
-    if count > 1 && !taught {
-        let targets = ppo.config.targets();
+    let targets = ppo.targets();
+    if targets.by_minibatch && !taught {
         minibatches.iter().try_for_each(|one| one.normalise(targets, ppo.ranks.as_mut()))?;
     }
     let passes = if taught { teacher::PASSES } else { ppo.config.epochs };

@@ -106,12 +106,13 @@ fn a_policy_with_minibatches_continues_bit_for_bit() {
 
 #[test]
 fn a_teacher_follows_the_rules_of_each_env() {
-    let mut policy = ppo(small(), 2, Learning::On).with_teacher(teacher(), 1);
+    let mut policy =
+        ppo(small(), 2, Learning::On).with_teacher(Heuristic::new(quick_heuristic()), 1);
     let rules =
         |parameters_per_image| TeacherRules { heuristic: quick_heuristic(), parameters_per_image };
     // The second env may not grow.
     policy.set_teacher_rules(vec![rules(1e9), rules(0.0), rules(1e9)]);
-    let (mut own, mut envs) = (teacher(), fleet());
+    let (mut own, mut envs) = (Heuristic::new(quick_heuristic()), fleet());
     for _ in 0..STEPS {
         envs.iter_mut().for_each(Toy::epoch);
         let mut views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();

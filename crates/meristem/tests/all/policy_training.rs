@@ -17,6 +17,7 @@ evaluate_every = 2
 evaluation_tasks = 2
 evaluation_envs = 2
 teacher_rounds = 1
+envs_per_member = 2
 
 [settings]
 blueprints = ["vectors"]
@@ -168,6 +169,7 @@ fn requests_that_do_not_fit_are_refused_before_the_first_round() {
         ("lr = {", "lrr = {", "did you mean `lr`"),
         ("[200, 300]", "[-3, 0]", "train="),
         ("envs = 4", "envs = 4\ncolour = 1", "colour"),
+        ("envs_per_member = 2", "envs_per_member = 3", "a divisor of 4"),
         ("envs = 4", "envs = 4\nlast_evaluation_tasks = 1", "2 to"),
     ] {
         file("bad.toml", from, to);

@@ -144,7 +144,14 @@ impl<'a> Plan<'a> {
         let options = PpoOptions { envs, steps: self.steps, seed, isa: self.isa, learning };
         let policy = Ppo::of_sets(stream, self.first.ppo_config(), self.domain.clone(), options)?;
         Ok(match learning {
-            Learning::On => policy.with_teacher(Heuristic::default(), self.request.teacher_rounds),
+            Learning::On => {
+                let PolicyTraining { envs, envs_per_member, teacher_rounds, .. } = *self.request;
+                let policy = policy.with_teacher(Heuristic::default(), teacher_rounds);
+                match envs_per_member {
+                    1 => policy,
+                    of_each => policy.with_compared_members(envs / of_each),
+                }
+            }
             Learning::Off | Learning::Greedy => policy,
         })
     }

@@ -67,6 +67,10 @@ pub struct PolicyTraining {
     /// Number of envs, each with settings of its own.
     #[serde(default = "envs")]
     pub envs: usize,
+    /// Number of envs with the drawn settings of a member. With more than one, the advantages of
+    /// their actions are compared with each other.
+    #[serde(default = "one")]
+    pub envs_per_member: usize,
     /// First rounds, in which the heuristic acts and the policy learns to imitate it.
     #[serde(default)]
     pub teacher_rounds: usize,
@@ -101,6 +105,10 @@ pub struct PolicyTraining {
 
 fn envs() -> usize {
     64
+}
+
+fn one() -> usize {
+    1
 }
 
 fn seed() -> u64 {
@@ -156,6 +164,14 @@ impl PolicyTraining {
         }
     }
 
+    /// Number of members of a task, whose settings are drawn. Env i has member i modulo this number.
+    pub(super) fn members_of(&self, of: Use) -> usize {
+        match of {
+            Use::Round => self.envs / self.envs_per_member,
+            Use::Evaluation => self.envs_of(of),
+        }
+    }
+
     /// The settings of all runs.
     ///
     /// # Errors
@@ -177,6 +193,7 @@ impl PolicyTraining {
             ("envs", self.envs, [1, ENVS_MAX]),
             ("evaluate_every", self.evaluate_every, [0, ROUNDS_MAX]),
             ("evaluation_tasks", self.evaluation_tasks, [0, TASKS_MAX]),
+            ("envs_per_member", self.envs_per_member, [1, self.envs]),
             ("teacher_rounds", self.teacher_rounds, [0, ROUNDS_MAX]),
             ("last_evaluation_tasks", self.last_tasks(), [self.evaluation_tasks, TASKS_MAX]),
             ("evaluation_envs", self.envs_of(Use::Evaluation), [1, self.envs]),
@@ -184,6 +201,10 @@ impl PolicyTraining {
             if !(least..=most).contains(&got) {
                 return Err(Error::value(key, got, format!("{least} to {most}")));
             }
+        }
+        if !self.envs.is_multiple_of(self.envs_per_member) {
+            let expected = format!("a divisor of {} envs", self.envs);
+            return Err(Error::value("envs_per_member", self.envs_per_member, expected));
         }
         if self.seed > u64::MAX >> 1 {
             return Err(Error::value("seed", self.seed, format!("at most {}", u64::MAX >> 1)));

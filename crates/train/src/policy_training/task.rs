@@ -47,8 +47,7 @@ pub(super) fn draw(
     let options = apply(&drawn, &mut layer)?;
     layer.dataset = Some(dataset(layer.dataset.as_deref(), &options, data_seed));
     layer.seed = Some(run_seed);
-    let envs = request.envs_of(of);
-    layer.envs = Some(envs);
+    layer.envs = Some(request.envs_of(of));
     layer.rounds = Some(1);
     layer.controller = Some(controller);
     layer.checkpoint_every = Some(0);
@@ -56,7 +55,7 @@ pub(super) fn draw(
     layer.telemetry.get_or_insert(Telemetry::Off);
     layer.reward.get_or_insert(meristem_control::RewardMode::Shaped);
     if request.members != Space::default() {
-        let members = Sampler::Random.draw(&request.members, envs, run_seed);
+        let members = Sampler::Random.draw(&request.members, request.members_of(of), run_seed);
         let named = |error| Error::value("members", "the drawn settings", error);
         layer.members = Some(Some(members.map_err(named)?));
     }
