@@ -88,8 +88,8 @@ pub use observation::{
 };
 pub use per_env::{EnvController, EnvControllers};
 pub use ppo::{
-    Learning, PolicyDomain, PolicyOutputs, Ppo, PpoConfig, PpoGroup, PpoOptions, policy_domain,
-    policy_is_of_sets, policy_seeds, policy_width,
+    Learning, PolicyDomain, PolicyOutputs, Ppo, PpoConfig, PpoGroup, PpoOptions, TeacherRules,
+    policy_domain, policy_is_of_sets, policy_seeds, policy_width,
 };
 pub use random::RandomController;
 pub use report::RoundReport;

@@ -11,7 +11,10 @@ TINY = {
     "rounds": 2,
     "envs": 4,
     "evaluation_tasks": 1,
-    "settings": {"blueprints": ["vectors"], "policy_hidden": 8, "batch": 64, "steps": 4},
+    "evaluation_envs": 2,
+    "teacher_rounds": 1,
+    "envs_per_member": 2,
+    "settings": {"blueprints": ["vectors"], "policy_hidden": 8, "ppo_minibatches": 2, "batch": 64, "steps": 4},
     "task": {"dataset": {"choice": ["blobs", "spirals"]}, "train": {"int": [200, 300]}, "test": {"choice": [50]}},
     "members": {"host": {"choice": ["mlp:4,4", "mlp:8"]}, "lr": {"log_uniform": [0.02, 0.2]}},
 }

@@ -204,6 +204,21 @@ impl Policy {
         self.pass(&loss, batch, pass)
     }
 
+    /// Like a later pass of [`Policy::differentiate`], compared with `log_probs`, f32 `[rows,
+    /// heads]`: those of the policy that acted, as [`Policy::act`] wrote them.
+    ///
+    /// # Errors
+    /// The errors of [`Policy::differentiate`].
+    pub fn differentiate_from(
+        &mut self,
+        batch: &PolicyBatch<'_>,
+        log_probs: &Tensor,
+    ) -> Result<()> {
+        let loss = self.loss.clone();
+        self.check_batch(batch)?;
+        self.run_loss(&loss, batch, PpoPass::Later, log_probs)
+    }
+
     /// Computes the gradient of behaviour cloning: the loss is −Σ A·ln p(choice), averaged per head
     /// over the decisions that use the head, plus the value loss. It has no floors and no entropy
     /// bonus. All probability ratios r are 1, as in a first pass of [`Policy::differentiate`], so
@@ -230,12 +245,22 @@ impl Policy {
                 return Err(argument("pass", expected, "none".into()));
             }
         };
-        let data = [batch.choices, batch.legal, batch.advantages, batch.returns];
-        let results = [&reference, &self.report];
-        let run = SequenceRun { steps: batch.steps, inputs: &batch.inputs.all() };
-        self.network.differentiate(&run, loss, pass, &data, &results)?;
+        self.run_loss(loss, batch, pass, &reference)?;
         self.reference = Some(reference);
         Ok(())
+    }
+
+    fn run_loss(
+        &mut self,
+        loss: &Arc<PpoLoss>,
+        batch: &PolicyBatch<'_>,
+        pass: PpoPass,
+        reference: &Tensor,
+    ) -> Result<()> {
+        let data = [batch.choices, batch.legal, batch.advantages, batch.returns];
+        let results = [reference, &self.report];
+        let run = SequenceRun { steps: batch.steps, inputs: &batch.inputs.all() };
+        self.network.differentiate(&run, loss, pass, &data, &results)
     }
 
     /// Statistics of the last pass, and the L2 norm of its gradient before clipping. One read-back;

@@ -15,6 +15,8 @@ pub struct PpoConfig {
     pub hidden: usize,
     /// Passes over a round's transitions: 4.
     pub epochs: usize,
+    /// Parts of the envs of a rank in each pass, with an optimiser step each: 1.
+    pub minibatches: usize,
     /// Adam's learning rate: 3e-4.
     pub lr: f32,
     /// Adam's ε: 1e-5.
@@ -35,6 +37,8 @@ pub struct PpoConfig {
     pub value_weight: f32,
     /// Weight of the entropy bonus: .05. Each head has a factor on it.
     pub entropy_weight: f32,
+    /// Normalised mean entropy of a head below which it is pushed up: .3.
+    pub entropy_floor: f32,
     /// Probability floors in the first round, per head: .02.
     pub floors: Floors,
     /// Rounds over which the floors fall linearly to 0: 10. With 0 rounds the floors are constant.
@@ -49,10 +53,11 @@ pub struct PpoConfig {
 
 impl Default for PpoConfig {
     fn default() -> Self {
-        let LossConfig { clip, value, entropy, .. } = LossConfig::default();
+        let LossConfig { clip, value, entropy, entropy_floor, .. } = LossConfig::default();
         Self {
             hidden: 128,
             epochs: 4,
+            minibatches: 1,
             lr: ADAM.lr,
             adam_eps: ADAM.eps,
             clip_norm: ADAM.clip_norm,
@@ -62,6 +67,7 @@ impl Default for PpoConfig {
             clip,
             value_weight: value,
             entropy_weight: entropy,
+            entropy_floor,
             floors: [0.02; HEADS.len()],
             floor_rounds: 10,
             target_kl: 0.015,
@@ -90,6 +96,7 @@ impl PpoConfig {
         Targets {
             discounts: Discounts { gamma: self.gamma, lambda: self.lambda },
             advantage_std_floor: self.advantage_std_floor,
+            by_minibatch: self.minibatches > 1,
         }
     }
 
@@ -102,6 +109,7 @@ impl PpoConfig {
             clip: self.clip,
             value: self.value_weight,
             entropy: self.entropy_weight,
+            entropy_floor: self.entropy_floor,
             ..LossConfig::default()
         }
     }

@@ -4,7 +4,7 @@
 //! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
 //! and one read-back for all envs. The rollout keeps transitions on the policy's device. At the end
 //! of a round `targets` computes advantages and returns there, and `update` trains the policy on
-//! the whole round. In the first rounds the heuristic may act instead (`teacher`).
+//! the whole round or on its minibatches (`minibatch`). In the first rounds the heuristic may act instead (`teacher`).
 //!
 //! A rollback by the governor is a termination. With [`PpoConfig::bootstrap`] the end of an episode
 //! is a truncation: V of the next observation replaces the rewards to come. Without it the end is a
@@ -15,6 +15,7 @@ mod file;
 mod gpu;
 mod group;
 mod inbox;
+mod minibatch;
 mod normalizers;
 mod ranks;
 mod rollout;
@@ -36,8 +37,9 @@ use self::inbox::{StepHeader, StepInputs};
 use self::normalizers::Normalizers;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
-use self::targets::ReturnScale;
+use self::targets::{ReturnScale, Targets};
 use self::teacher::Teacher;
+pub use self::teacher::TeacherRules;
 use crate::action::{Action, Choices};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -150,6 +152,8 @@ pub struct Ppo {
     skipped: usize,
     /// Index of the first env of this rank among the envs of all ranks.
     first_env: usize,
+    /// Number of members, whose envs are compared with each other; `None` for no comparison.
+    compared_members: Option<usize>,
     /// The controller that demonstrates in the first rounds.
     teacher: Option<Teacher>,
     /// The link to the other ranks that learn the same policy.
@@ -259,6 +263,7 @@ impl Ppo {
             ops: [0; 6],
             skipped: 0,
             first_env: 0,
+            compared_members: None,
             teacher: None,
             ranks: None,
             outputs: PolicyOutputs::default(),
@@ -273,6 +278,22 @@ impl Ppo {
     /// The settings.
     pub fn config(&self) -> &PpoConfig {
         &self.config
+    }
+
+    /// Compares the envs of each member with each other: env i has member i modulo `members`, and
+    /// the envs of a member have the same settings. The mean advantage of the other envs of the
+    /// member at the same step is subtracted from each advantage. It does not depend on the action,
+    /// so gradients stay unbiased, and differences between members leave the advantages (Kool, van
+    /// Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
+    pub fn with_compared_members(self, members: usize) -> Self {
+        Self { compared_members: Some(members), ..self }
+    }
+
+    /// Parameters of the computation of advantages and returns.
+    fn targets(&self) -> Targets {
+        let targets = self.config.targets();
+        let by_minibatch = targets.by_minibatch || self.compared_members.is_some();
+        Targets { by_minibatch, ..targets }
     }
 
     /// Number of envs of this rank.

@@ -89,10 +89,18 @@ impl Ranks {
             scale.merge(&ReturnScale::from_array([rank[0], rank[1], rank[2]]));
             advantages.merge(&ReturnScale::from_array([rank[3], rank[4], rank[5]]));
         }
-        let [count, mean, m2] = advantages.to_array();
-        let std = (m2 / count.max(1.0)).sqrt();
-        rollout.normalise(steps, targets, scale.std(), (mean, std))?;
+        let advantages = (!targets.by_minibatch).then(|| advantages.mean_and_std());
+        rollout.normalise(steps, targets, scale.std(), advantages)?;
         Ok(all.iter().map(|rank| rank[6]).sum::<f64>() / all.len() as f64)
+    }
+
+    /// Moments of the numbers of all ranks.
+    pub(super) fn merge(&mut self, own: ReturnScale) -> Result<ReturnScale> {
+        let mut merged = ReturnScale::default();
+        for rank in self.gather(&own.to_array())? {
+            merged.merge(&ReturnScale::from_array([rank[0], rank[1], rank[2]]));
+        }
+        Ok(merged)
     }
 
     /// Replaces the policy's gradient by its average over the ranks, and recomputes the norm. Under

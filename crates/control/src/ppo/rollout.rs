@@ -165,6 +165,14 @@ impl Rollout {
         rows.copy_from_slice(&vec![1f32; rows.numel()])
     }
 
+    /// [`Targets::compare_members`] in the first `steps` steps. One read-back and one copy.
+    pub(super) fn compare_members(&self, steps: usize, members: usize) -> Result<()> {
+        let rows = self.rows(&self.advantages, steps)?;
+        let mut advantages = rows.to_vec::<f32>()?;
+        Targets::compare_members(&mut advantages, self.shape.envs, members);
+        rows.copy_from_slice(&advantages)
+    }
+
     /// Adds `rewards` to the rewards of a step.
     pub(super) fn reward(&self, step: usize, rewards: &[f32]) -> Result<()> {
         let (row, rewards) = (self.row(&self.rewards, step)?, rewards.to_vec());
@@ -201,12 +209,19 @@ impl Rollout {
 
     /// Computes advantages and returns of the first `steps` steps on the device, and adds the
     /// returns to `scale`. Returns the mean over the envs of the sum of rewards. One read-back.
+    /// Advantages stay unnormalised if each minibatch normalises its own.
     pub(super) fn finish(
         &self,
         steps: usize,
         targets: Targets,
         scale: &mut ReturnScale,
     ) -> Result<f64> {
+        if targets.by_minibatch {
+            let ([returns, _], paid) = self.finish_part(steps, targets)?;
+            scale.merge(&returns);
+            self.normalise(steps, targets, scale.std(), None)?;
+            return Ok(paid);
+        }
         let before = *scale;
         let call = gpu::targets(&targets, before, self.shape.envs, false);
         let stats = self.targets(steps, call, move |trajectories, a, returns| {
@@ -237,21 +252,21 @@ impl Rollout {
     }
 
     /// Divides the returns by `returns_std`, and normalises the advantages with the mean and
-    /// standard deviation over all ranks. Does not wait.
+    /// standard deviation over all ranks; `None` leaves them as they are. Does not wait.
     pub(super) fn normalise(
         &self,
         steps: usize,
         targets: Targets,
         returns_std: f64,
-        advantages: (f64, f64),
+        advantages: Option<(f64, f64)>,
     ) -> Result<()> {
         let (a, returns) = (self.rows(&self.advantages, steps)?, self.rows(&self.returns, steps)?);
-        let launch = a.stream().launch("normalise advantages").write(&a).write(&returns);
-        let launch = launch.gpu(|| gpu::normalise(&targets, returns_std, advantages));
-        launch.run(move |args| {
-            let (a, returns) = (args.write(0), args.write(1));
-            targets.normalise(returns_std, advantages, a, returns);
-        })
+        let unchanged = Targets { advantage_std_floor: 1.0, ..targets };
+        let (targets, advantages) = match advantages {
+            Some(moments) => (targets, moments),
+            None => (unchanged, (0.0, 1.0)),
+        };
+        normalise([&a, &returns], targets, returns_std, advantages)
     }
 
     /// Computes advantages and returns with `write`, or on a GPU with `call`. Returns the result of
@@ -293,6 +308,22 @@ impl Rollout {
     }
 }
 
+/// Divides returns by `returns_std`, and normalises advantages with a mean and a standard
+/// deviation. Does not wait.
+pub(super) fn normalise(
+    [a, returns]: [&Tensor; 2],
+    targets: Targets,
+    returns_std: f64,
+    advantages: (f64, f64),
+) -> Result<()> {
+    let launch = a.stream().launch("normalise advantages").write(a).write(returns);
+    let launch = launch.gpu(|| gpu::normalise(&targets, returns_std, advantages));
+    launch.run(move |args| {
+        let (a, returns) = (args.write(0), args.write(1));
+        targets.normalise(returns_std, advantages, a, returns);
+    })
+}
+
 #[cfg(test)]
 #[cfg(feature = "cuda")]
 mod tests {
@@ -322,11 +353,12 @@ mod tests {
         let targets = Targets {
             discounts: Discounts { gamma: 0.995, lambda: 0.98 },
             advantage_std_floor: 0.1,
+            by_minibatch: false,
         };
         let mut scale = ReturnScale { count: 7.0, mean: 0.25, m2: 3.0 };
         let paid = rollout.finish(8, targets, &mut scale).unwrap();
         let (parts, _) = rollout.finish_part(8, targets).unwrap();
-        rollout.normalise(8, targets, parts[0].std(), (0.1, 0.3)).unwrap();
+        rollout.normalise(8, targets, parts[0].std(), Some((0.1, 0.3))).unwrap();
         let bits = |tensor: &Tensor| -> Vec<u32> {
             tensor.to_vec::<f32>().unwrap().iter().map(|value| value.to_bits()).collect()
         };

@@ -23,6 +23,11 @@ impl ReturnScale {
         if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
     }
 
+    /// Mean and standard deviation of what was pushed, without a lower bound.
+    pub(super) fn mean_and_std(&self) -> (f64, f64) {
+        (self.mean, (self.m2 / self.count.max(1.0)).sqrt())
+    }
+
     /// Whether a scale from a file is valid.
     pub(super) fn is_usable(&self) -> bool {
         let finite = [self.count, self.mean, self.m2].iter().all(|x| x.is_finite());
@@ -50,7 +55,7 @@ impl ReturnScale {
         Self { count, mean, m2 }
     }
 
-    fn push(&mut self, x: f64) {
+    pub(super) fn push(&mut self, x: f64) {
         self.count += 1.0;
         let delta = x - self.mean;
         self.mean += delta / self.count;
@@ -64,6 +69,9 @@ pub(super) struct Targets {
     pub(super) discounts: Discounts,
     /// Smallest divisor in the normalisation of advantages.
     pub(super) advantage_std_floor: f64,
+    /// Whether each minibatch normalises its own advantages, so that those of the round stay as
+    /// they are.
+    pub(super) by_minibatch: bool,
 }
 
 impl Targets {
@@ -113,6 +121,26 @@ impl Targets {
         [scale, of_advantages]
     }
 
+    /// Subtracts from each advantage of `[steps][envs]` the mean advantage at the same step of the
+    /// other envs with the same index modulo `members`. An env without such others keeps its own.
+    pub(super) fn compare_members(advantages: &mut [f32], envs: usize, members: usize) {
+        let members = members.clamp(1, envs.max(1));
+        for row in advantages.chunks_exact_mut(envs.max(1)) {
+            for member in 0..members {
+                let of_member = || row.iter().skip(member).step_by(members);
+                let (count, sum) = (of_member().count(), of_member().copied().map(f64::from).sum());
+                if count > 1 {
+                    let (others, sum): (f64, f64) = ((count - 1) as f64, sum);
+                    let own = row.iter_mut().skip(member).step_by(members);
+                    own.for_each(|a| {
+                        let a_own = f64::from(*a);
+                        *a = (a_own - (sum - a_own) / others) as f32;
+                    });
+                }
+            }
+        }
+    }
+
     /// Divides the returns by `returns_std`, and normalises the advantages with `mean` and `std`.
     pub(super) fn normalise(
         &self,
@@ -132,9 +160,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn envs_of_a_member_are_compared_with_the_others() {
+        // Two steps of five envs, of two members: 0, 2, 4 and 1, 3.
+        let mut a = [1.0, 10.0, 2.0, 20.0, 6.0, 0.0, 1.0, 0.0, 1.0, 3.0];
+        Targets::compare_members(&mut a, 5, 2);
+        assert_eq!(a, [-3.0, -10.0, -1.5, 10.0, 4.5, -1.5, 0.0, -1.5, 0.0, 3.0]);
+        let mut alone = [1.0, 2.0, 3.0];
+        Targets::compare_members(&mut alone, 3, 3);
+        assert_eq!(alone, [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
     fn advantages_are_normalised_and_returns_only_scaled() {
         let discounts = Discounts { gamma: 1.0, lambda: 1.0 };
-        let targets = Targets { discounts, advantage_std_floor: 0.1 };
+        let targets = Targets { discounts, advantage_std_floor: 0.1, by_minibatch: false };
         let trajectories = Trajectories {
             envs: 1,
             rewards: &[2.0, 0.0, 4.0],

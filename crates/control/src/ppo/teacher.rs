@@ -7,9 +7,8 @@
 
 use super::Ppo;
 use crate::action::{Action, Choices};
-use crate::controller::Controller;
 use crate::error::Result;
-use crate::heuristic::Heuristic;
+use crate::heuristic::{Heuristic, HeuristicConfig};
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 use crate::view::EnvView;
 
@@ -17,18 +16,56 @@ use crate::view::EnvView;
 /// round, and another round would demonstrate much the same: the episodes of an env are similar.
 pub(super) const PASSES: usize = 32;
 
+/// Rules by which the heuristic demonstrates in one env.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TeacherRules {
+    /// The constants.
+    pub heuristic: HeuristicConfig,
+    /// Largest number of parameters of a host and its modules for each training sample. It replaces
+    /// `max_parameters` of the constants.
+    pub parameters_per_image: f64,
+}
+
+impl TeacherRules {
+    fn config(&self, train_samples: usize) -> HeuristicConfig {
+        let max_parameters = Some((self.parameters_per_image * train_samples as f64) as usize);
+        HeuristicConfig { max_parameters, ..self.heuristic }
+    }
+}
+
 /// The controller that demonstrates.
 #[derive(Debug)]
 pub(super) struct Teacher {
     pub(super) heuristic: Heuristic,
     /// Number of rounds with demonstrations, at the start of the run.
     pub(super) rounds: usize,
+    /// Rules of each env, which replace the constants of `heuristic`; empty if all envs have those.
+    rules: Vec<TeacherRules>,
+}
+
+impl Teacher {
+    fn decide(&mut self, view: &EnvView<'_>) -> Action {
+        let config = match self.rules.get(view.env) {
+            Some(rules) => rules.config(view.facts.train_samples),
+            None => *self.heuristic.config(),
+        };
+        self.heuristic.decide(view, &config)
+    }
 }
 
 impl Ppo {
     /// Lets the heuristic act in the first `rounds` rounds, while the policy learns to imitate it.
     pub fn with_teacher(self, heuristic: Heuristic, rounds: usize) -> Self {
-        Self { teacher: Some(Teacher { heuristic, rounds }), ..self }
+        Self { teacher: Some(Teacher { heuristic, rounds, rules: vec![] }), ..self }
+    }
+
+    /// Gives each env rules of its own for the demonstrations of the next rounds, and makes the
+    /// teacher forget earlier rounds. Without a teacher it has no effect.
+    pub fn set_teacher_rules(&mut self, rules: Vec<TeacherRules>) {
+        if let Some(teacher) = &mut self.teacher {
+            let heuristic = Heuristic::new(*teacher.heuristic.config());
+            *teacher = Teacher { heuristic, rules, ..*teacher };
+        }
     }
 
     /// Whether the current round is a demonstration. During an update the current round is the one
@@ -42,7 +79,7 @@ impl Ppo {
     pub(super) fn replace_by_teacher(&mut self, views: &[EnvView<'_>]) -> Result<()> {
         let with_teacher = self.is_demonstration();
         let Some(teacher) = self.teacher.as_mut().filter(|_| with_teacher) else { return Ok(()) };
-        let actions = teacher.heuristic.decide_all(views)?;
+        let actions: Vec<Action> = views.iter().map(|view| teacher.decide(view)).collect();
         let shape = self.policy.shape();
         let layout = HeadLayout::new(shape.slots, shape.blueprints);
         let mut legal = vec![0; actions.len() * layout.total()];

@@ -2,27 +2,30 @@
 
 use meristem_nn::kernels::ppo::PpoReport;
 
-use super::rollout::RolloutShape;
+use super::minibatch::Minibatch;
 use super::{Ppo, teacher};
 use crate::error::{Error, Result};
 use crate::masks::HEAD_COUNT;
 use crate::normalizer::Normalizer;
-use crate::policy::{PolicyBatch, PolicyInputs, PpoPass};
+use crate::policy::PpoPass;
 use crate::report::RoundReport;
 
 /// Trains on the steps of this round, then begins a new one. Waits for the device: once for the
-/// targets and once per pass, with several ranks more often.
+/// targets and once per optimiser step, with several ranks more often.
 ///
 /// # Errors
 /// [`Error::Diverged`] after too many consecutive skipped updates; a failed device.
 pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     let steps = ppo.step;
-    let targets = ppo.config.targets();
+    let targets = ppo.targets();
     let (rollout, scale) = (&ppo.rollout, &mut ppo.scale);
     let mean_return = match &mut ppo.ranks {
         None => rollout.finish(steps, targets, scale)?,
         Some(ranks) => ranks.finish(rollout, steps, targets, scale)?,
     };
+    if let Some(members) = ppo.compared_members {
+        ppo.rollout.compare_members(steps, members)?;
+    }
     let mut report = RoundReport {
         transitions: steps * ppo.rollout.shape().envs,
         mean_return,
@@ -54,66 +57,80 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     Ok(report)
 }
 
-/// Makes passes over the whole round until the KL divergence exceeds its limit, the last epoch is
-/// done, or a loss or gradient is not finite. A round of demonstrations weighs all choices equally.
-/// The KL limit has no effect there: all probability ratios are 1, so that the divergence is 0.
+/// Makes passes over the minibatches of the round until the KL divergence of a minibatch exceeds
+/// its limit, the last epoch is done, or a loss or gradient is not finite. A round of
+/// demonstrations weighs all choices equally. The KL limit has no effect there: all probability
+/// ratios are 1, so that the divergence is 0.
 fn update(ppo: &mut Ppo, steps: usize, report: &mut RoundReport) -> Result<()> {
-    let rollout = &ppo.rollout;
-    let RolloutShape { envs, .. } = *rollout.shape();
-    let rows = |tensor| rollout.rows(tensor, steps);
-    let initial = ppo.policy.initial_state(envs)?;
-    let seen = rollout.inputs.iter().map(rows).collect::<meristem_device::Result<Vec<_>>>()?;
-    let inputs = PolicyInputs { rows: seen.iter().collect(), state: &initial };
-    let batch = PolicyBatch {
-        steps,
-        inputs,
-        choices: &rows(&rollout.choices)?,
-        legal: &rows(&rollout.legal)?,
-        advantages: &rows(&rollout.advantages)?,
-        returns: &rows(&rollout.returns)?,
-    };
     let taught = ppo.is_demonstration();
     if taught {
-        rollout.set_unit_advantages(steps)?;
+        ppo.rollout.set_unit_advantages(steps)?;
+    }
+    let count = ppo.config.minibatches;
+    let minibatches = Minibatch::all(&ppo.rollout, &ppo.policy, steps, count)?;
+    let targets = ppo.targets();
+    if targets.by_minibatch && !taught {
+        minibatches.iter().try_for_each(|one| one.normalise(targets, ppo.ranks.as_mut()))?;
     }
     let passes = if taught { teacher::PASSES } else { ppo.config.epochs };
     for epoch in 0..passes {
-        match epoch {
-            _ if taught => ppo.policy.imitate(&batch)?,
-            0 => ppo.policy.differentiate(&batch, PpoPass::First)?,
-            _ => ppo.policy.differentiate(&batch, PpoPass::Later)?,
-        }
-        let (of_pass, gradient_norm) = ppo.policy.report()?;
-        let mut seen = PassStatistics::from_report(&of_pass, gradient_norm);
-        // The mean over the ranks makes all ranks stop at the same pass.
-        if let Some(ranks) = &mut ppo.ranks {
-            seen = PassStatistics::from_slice(&ranks.mean(&seen.to_vec())?);
-        }
-        seen.note(report, epoch);
-        if !seen.is_finite() {
-            report.skipped = 1;
-            break;
-        }
-        if seen.kl > ppo.config.kl_limit() {
-            report.stopped_by_kl = true;
-            break;
-        }
-        if let Some(ranks) = &mut ppo.ranks {
-            ranks.exchange(&mut ppo.policy)?;
-            let (_, gradient_norm) = ppo.policy.report()?;
-            report.gradient_norm = gradient_norm;
-            if !gradient_norm.is_finite() {
-                report.skipped = 1;
-                break;
+        for nth in 0..minibatches.len() {
+            // Each epoch begins with another minibatch.
+            let minibatch = &minibatches[(nth + epoch) % minibatches.len()];
+            let pass = if epoch == 0 { PpoPass::First } else { PpoPass::Later };
+            if !optimise(ppo, minibatch, pass, (epoch, nth) == (0, 0), report)? {
+                return Ok(());
             }
         }
-        ppo.policy.apply()?;
         report.epochs += 1;
     }
     Ok(())
 }
 
-/// Statistics of one PPO pass that are reported or control early stopping.
+/// One optimiser step with a minibatch. Returns whether the update goes on. `is_first`: no earlier
+/// step has changed the policy that acted.
+fn optimise(
+    ppo: &mut Ppo,
+    minibatch: &Minibatch,
+    pass: PpoPass,
+    is_first: bool,
+    report: &mut RoundReport,
+) -> Result<bool> {
+    let batch = minibatch.batch();
+    match &minibatch.log_probs {
+        _ if ppo.is_demonstration() => ppo.policy.imitate(&batch)?,
+        Some(log_probs) => ppo.policy.differentiate_from(&batch, log_probs)?,
+        None => ppo.policy.differentiate(&batch, pass)?,
+    }
+    let (of_pass, gradient_norm) = ppo.policy.report()?;
+    let mut seen = PassStatistics::from_report(&of_pass, gradient_norm);
+    // The mean over the ranks makes all ranks stop at the same pass.
+    if let Some(ranks) = &mut ppo.ranks {
+        seen = PassStatistics::from_slice(&ranks.mean(&seen.to_vec())?);
+    }
+    seen.note(report, is_first);
+    if !seen.is_finite() {
+        report.skipped = 1;
+        return Ok(false);
+    }
+    if seen.kl > ppo.config.kl_limit() {
+        report.stopped_by_kl = true;
+        return Ok(false);
+    }
+    if let Some(ranks) = &mut ppo.ranks {
+        ranks.exchange(&mut ppo.policy)?;
+        let (_, gradient_norm) = ppo.policy.report()?;
+        report.gradient_norm = gradient_norm;
+        if !gradient_norm.is_finite() {
+            report.skipped = 1;
+            return Ok(false);
+        }
+    }
+    ppo.policy.apply()?;
+    Ok(true)
+}
+
+/// Statistics of one PPO pass over a minibatch that are reported or control early stopping.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct PassStatistics {
     /// Loss; NaN if any part of it is not finite.
@@ -175,8 +192,8 @@ impl PassStatistics {
 
     /// Writes the statistics into the round's report. Entropies and explained variance come
     /// from the first pass, before the parameters of the acting policy change.
-    fn note(&self, report: &mut RoundReport, epoch: usize) {
-        if epoch == 0 {
+    fn note(&self, report: &mut RoundReport, is_first: bool) {
+        if is_first {
             report.entropies = self.entropies;
             report.explained_variance = self.explained_variance;
         }

@@ -2,7 +2,7 @@
 
 use meristem_control::{
     Action, Controller, ControllerState, Error, Heuristic, Learning, Ppo, PpoConfig, PpoOptions,
-    policy_seeds, policy_width,
+    TeacherRules, policy_seeds, policy_width,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::safetensors::Metadata;
@@ -84,6 +84,47 @@ fn assert_restored_policy_continues(new: impl Fn() -> Ppo) {
 #[test]
 fn a_restored_policy_continues_bit_for_bit() {
     assert_restored_policy_continues(|| ppo(small(), 2, Learning::On));
+}
+
+#[test]
+fn a_policy_with_minibatches_continues_bit_for_bit() {
+    let config = || PpoConfig { minibatches: 2, ..small() };
+    assert_restored_policy_continues(|| ppo(config(), 2, Learning::On));
+    // Minibatches of two envs and of one: more optimiser steps than passes, which the report counts.
+    let weights = |config: PpoConfig| {
+        let mut policy = ppo(PpoConfig { target_kl: 1e3, ..config }, 2, Learning::On);
+        let report = play(&mut policy, &mut fleet()).1.unwrap();
+        assert_eq!((report.epochs, report.skipped), (4, 0));
+        policy.policy().optimiser_dict().unwrap()
+    };
+    let steps = |dict: &meristem_nn::StateDict| {
+        let step = dict.iter().find(|(name, _)| name.ends_with(".step")).unwrap().1;
+        step.as_f32().map(|step| step[0])
+    };
+    assert_eq!(steps(&weights(small())).map(|steps| 2.0 * steps), steps(&weights(config())));
+}
+
+#[test]
+fn a_teacher_follows_the_rules_of_each_env() {
+    let mut policy =
+        ppo(small(), 2, Learning::On).with_teacher(Heuristic::new(quick_heuristic()), 1);
+    let rules =
+        |parameters_per_image| TeacherRules { heuristic: quick_heuristic(), parameters_per_image };
+    // The second env may not grow.
+    policy.set_teacher_rules(vec![rules(1e9), rules(0.0), rules(1e9)]);
+    let (mut own, mut envs) = (Heuristic::new(quick_heuristic()), fleet());
+    for _ in 0..STEPS {
+        envs.iter_mut().for_each(Toy::epoch);
+        let mut views: Vec<_> = envs.iter().map(|toy| toy.env.view()).collect();
+        views.iter_mut().for_each(|view| view.facts.train_samples = 9);
+        let expected = own.decide_all(&views).unwrap();
+        let actions = policy.decide_all(&views).unwrap();
+        assert_eq!((actions[0], actions[1], actions[2]), (expected[0], Action::Wait, expected[2]));
+        let both = envs.iter_mut().zip(&actions);
+        let rewards: Vec<f32> = both.map(|(toy, action)| toy.act(action).1 as f32).collect();
+        policy.reward_all(&rewards).unwrap();
+    }
+    assert!(envs[0].env.host.slots().iter().any(|slot| slot.module.is_some()));
 }
 
 #[test]

@@ -100,9 +100,13 @@ fn report(evaluation: &Evaluation) -> String {
     table.set_header(["controller", "return", "gain over the twin, nats", "parameters"]);
     for (name, of) in &evaluation.controllers {
         let interval = of.ci95.map_or(String::new(), |half| format!(" ± {half:.3}"));
+        let diverged = match of.diverged {
+            0 => String::new(),
+            tasks => format!(", without {tasks} diverged"),
+        };
         table.add_row([
             printable(name),
-            format!("{:+.3}{interval}", of.mean_return),
+            format!("{:+.3}{interval}{diverged}", of.mean_return),
             format!("{:+.4}", of.gain),
             format!("× {:.2}", of.growth),
         ]);

@@ -479,6 +479,9 @@ settings! {
             unit("ROUNDS"), whole(0, 1_000_000), since(7, "0");
         /// Passes over the round in one policy update.
         ppo_epochs in ppo.epochs: usize, unit("N"), whole(1, 1000);
+        /// Parts into which the envs of a rank are divided in each pass. Each part is a minibatch of
+        /// whole episodes with an optimiser step of its own, and normalises its advantages.
+        ppo_minibatches in ppo.minibatches: usize, unit("N"), whole(1, 4096), since(15, "1");
         /// Learning rate of the policy (Adam).
         ppo_lr in ppo.lr: f32, unit("RATE"), real(0.0, f64::from(f32::MAX));
         /// ε of Adam.
@@ -499,6 +502,9 @@ settings! {
         ppo_value_weight in ppo.value_weight: f32, unit("W"), real(0.0, 1e6);
         /// Weight of the entropy bonus.
         ppo_entropy_weight in ppo.entropy_weight: f32, unit("W"), real(0.0, 1e6);
+        /// Normalised mean entropy of a head below which a penalty, the square of the distance,
+        /// raises it.
+        ppo_entropy_floor in ppo.entropy_floor: f32, unit("H"), real(0.0, 1.0), since(15, "0.3");
         /// Target KL divergence of an update. An update stops early once the KL divergence is above
         /// 1.5 times the target.
         ppo_target_kl in ppo.target_kl: f64, unit("KL"), real(1e-9, 1e6);

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use meristem_control::{
     Action, Controller, ControllerState, EnvView, Ppo, Result as ControlResult, RoundReport,
+    TeacherRules,
 };
 use meristem_nn::safetensors::Metadata;
 use meristem_nn::{Network, StateDict};
@@ -37,6 +38,11 @@ impl SharedPolicy {
     /// Restores a state, also after a run that failed or was stopped.
     pub(super) fn restore(&self, state: &ControllerState) -> Result<()> {
         Ok(self.get().restore(state)?)
+    }
+
+    /// [`Ppo::set_teacher_rules`].
+    pub(super) fn set_teacher_rules(&self, rules: Vec<TeacherRules>) {
+        self.get().set_teacher_rules(rules);
     }
 
     /// [`Ppo::export`].
@@ -109,8 +115,12 @@ impl<'a> EpisodeObserver<'a> {
         let mean = |of: fn(&EnvResult) -> f64| {
             self.envs.iter().map(of).sum::<f64>() / self.envs.len() as f64
         };
+        let mean_return = mean(|env| env.rewards);
+        let squares = self.envs.iter().map(|env| (env.rewards - mean_return).powi(2));
+        let degrees = self.envs.len().saturating_sub(1).max(1) as f64;
         TaskResult {
-            mean_return: mean(|env| env.rewards),
+            mean_return,
+            env_std: (squares.sum::<f64>() / degrees).sqrt(),
             gain: mean(|env| env.gain),
             growth: mean(|env| env.growth),
         }

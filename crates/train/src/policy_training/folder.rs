@@ -1,7 +1,7 @@
 //! The folder of a training: the request, the state after the last round, curves, the policy.
 
-use std::fs::File;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use meristem_control::ControllerState;
@@ -144,6 +144,17 @@ impl TrainingFolder {
         let text = plain_file::text(&path, CURVES_BYTES_MAX);
         let text = text.map_err(|source| self.fail("read", &path, source))?.unwrap_or_default();
         Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+    }
+
+    /// Adds a line to the curves. A kill may leave a part of it, which is left out when the curves
+    /// are read.
+    pub(super) fn add_curve(&self, line: &CurveLine) -> Result<()> {
+        let path = self.path.join(CURVES);
+        let fail = |source| self.fail("write", &path, source);
+        let line = serde_json::to_string(line).map_err(|error| fail(error.into()))? + "\n";
+        let mut file = OpenOptions::new().append(true).open(&path).map_err(fail)?;
+        file.write_all(line.as_bytes()).map_err(fail)?;
+        file.sync_data().map_err(fail)
     }
 
     /// Writes all lines of the curves.

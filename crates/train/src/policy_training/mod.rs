@@ -21,7 +21,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use meristem_control::{Learning, PolicyDomain, Ppo, PpoOptions, RoundReport};
+use meristem_control::{
+    Heuristic, Learning, PolicyDomain, Ppo, PpoOptions, RoundReport, TeacherRules,
+};
 use meristem_data::{Source, cache};
 use meristem_device::Stream;
 use meristem_nn::Isa;
@@ -31,7 +33,8 @@ use self::folder::{TrainingFolder, TrainingState};
 use self::report::TaskResult;
 pub use self::report::{CurveLine, Evaluated, Evaluation, TrainedRound};
 pub use self::request::PolicyTraining;
-use self::task::{Use, draw};
+use self::request::Use;
+use self::task::draw;
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::external::Custom;
@@ -90,6 +93,16 @@ pub fn train_policy(
     trained
 }
 
+/// Rules of the heuristic in each env of a run.
+fn teacher_rules(config: &TrainConfig) -> Vec<TeacherRules> {
+    let members = config.of_members();
+    let rules = |config: &TrainConfig| TeacherRules {
+        heuristic: config.policy_teacher(),
+        parameters_per_image: config.parameters_per_image,
+    };
+    (0..config.envs).map(|env| rules(&members[env % members.len()])).collect()
+}
+
 /// Removes generated data from the cache; a training has many datasets.
 fn clear_cache() {
     cache::clear(|key| !key.source.has_files() && key.source != Source::Embedded);
@@ -113,7 +126,7 @@ impl<'a> Plan<'a> {
         let task = |of, number| draw(request, of, number, ControllerKind::External);
         let (mut domain, mut steps) = (PolicyDomain::default(), 0);
         let rounds = (0..request.rounds).map(|number| (Use::Round, number));
-        let evaluations = (0..request.evaluation_tasks).map(|number| (Use::Evaluation, number));
+        let evaluations = (0..request.last_tasks()).map(|number| (Use::Evaluation, number));
         for (of, number) in rounds.chain(evaluations) {
             let config = task(of, number)?;
             let names = Names::resolve(&config, OtherInputs::default(), Hosts::Fresh)?;
@@ -126,9 +139,26 @@ impl<'a> Plan<'a> {
 
     /// A new policy on a stream.
     fn policy(&self, stream: &Stream, learning: Learning) -> Result<Ppo> {
-        let (envs, seed) = (self.request.envs, self.request.seed);
+        let of = if learning == Learning::On { Use::Round } else { Use::Evaluation };
+        let (envs, seed) = (self.request.envs_of(of), self.request.seed);
         let options = PpoOptions { envs, steps: self.steps, seed, isa: self.isa, learning };
-        Ok(Ppo::of_sets(stream, self.first.ppo_config(), self.domain.clone(), options)?)
+        let policy = Ppo::of_sets(stream, self.first.ppo_config(), self.domain.clone(), options)?;
+        Ok(match learning {
+            Learning::On => {
+                let PolicyTraining { envs, envs_per_member, teacher_rounds, .. } = *self.request;
+                let policy = policy.with_teacher(Heuristic::default(), teacher_rounds);
+                match envs_per_member {
+                    1 => policy,
+                    of_each => policy.with_compared_members(envs / of_each),
+                }
+            }
+            Learning::Off | Learning::Greedy => policy,
+        })
+    }
+
+    /// Whether the heuristic acts in a round.
+    fn is_taught(&self, round: usize) -> bool {
+        round < self.request.teacher_rounds
     }
 }
 
@@ -164,6 +194,7 @@ impl<'a> Training<'a> {
             CurveLine::Evaluation(evaluation) => evaluation.round <= state.round,
         });
         lines.truncate(whole.count());
+        folder.write_curves(&lines)?;
         Ok(Self { plan, folder, devices, stream, policy, state, lines })
     }
 
@@ -200,8 +231,9 @@ impl<'a> Training<'a> {
 
     fn add(&mut self, line: CurveLine, observer: &mut dyn TrainingObserver) -> Result<()> {
         observer.line(&line);
+        self.folder.add_curve(&line)?;
         self.lines.push(line);
-        self.folder.write_curves(&self.lines)
+        Ok(())
     }
 
     fn is_evaluated(&self, round: usize) -> bool {
@@ -214,7 +246,12 @@ impl<'a> Training<'a> {
     fn round(&mut self, observer: &mut dyn TrainingObserver) -> Result<Option<TrainedRound>> {
         let started = Instant::now();
         let round = self.state.round;
-        let config = draw(self.plan.request, Use::Round, round, ControllerKind::External)?;
+        let mut config = draw(self.plan.request, Use::Round, round, ControllerKind::External)?;
+        if self.plan.is_taught(round) {
+            self.policy.set_teacher_rules(teacher_rules(&config));
+            // The run permits the copies of a demonstration.
+            config.ppo_demonstrations = 1;
+        }
         let mut watching = EpisodeObserver::new(observer, self.plan.request.envs);
         let custom = Custom::from(self.policy.controller());
         let ran = run_without_folder(&self.devices, &config, custom, &mut watching);
@@ -244,18 +281,28 @@ impl<'a> Training<'a> {
         }))
     }
 
+    /// Number of tasks of the evaluation after so many rounds.
+    fn evaluation_tasks(&self) -> usize {
+        let request = self.plan.request;
+        let is_last = self.state.round >= request.rounds;
+        if is_last { request.last_tasks() } else { request.evaluation_tasks }
+    }
+
     /// Evaluates the policy, and the controllers that do not learn, unless an earlier line has
     /// their results. `None` if it was stopped.
     fn evaluate(&mut self, observer: &mut dyn TrainingObserver) -> Result<Option<Evaluation>> {
         let mut controllers = BTreeMap::new();
-        let known = self.lines.iter().find_map(|line| match line {
-            CurveLine::Evaluation(evaluation) => Some(&evaluation.controllers),
-            CurveLine::Round(_) => None,
-        });
-        let known = known.cloned().unwrap_or_default();
+        let tasks = self.evaluation_tasks();
+        let known = |name: &str| {
+            let evaluations = self.lines.iter().filter_map(|line| match line {
+                CurveLine::Evaluation(evaluation) => evaluation.controllers.get(name),
+                CurveLine::Round(_) => None,
+            });
+            evaluations.filter(|known| known.returns.len() == tasks).next_back().cloned()
+        };
         for (name, kind) in REFERENCES {
-            let evaluated = match known.get(name) {
-                Some(known) => known.clone(),
+            let evaluated = match known(name) {
+                Some(known) => known,
                 None => match self.evaluate_one(&kind, None, observer)? {
                     Some(evaluated) => evaluated,
                     None => return Ok(None),
@@ -286,12 +333,13 @@ impl<'a> Training<'a> {
         observer: &mut dyn TrainingObserver,
     ) -> Result<Option<Evaluated>> {
         let request = self.plan.request;
+        let devices = self.devices.of_first_envs(request.envs_of(Use::Evaluation));
         let mut tasks: Vec<Option<TaskResult>> = vec![];
-        for number in 0..request.evaluation_tasks {
+        for number in 0..self.evaluation_tasks() {
             let config = draw(request, Use::Evaluation, number, kind.clone())?;
             let custom = policy.map_or_else(Custom::default, |p| Custom::from(p.controller()));
-            let mut watching = EpisodeObserver::new(observer, request.envs);
-            let ran = run_without_folder(&self.devices, &config, custom, &mut watching);
+            let mut watching = EpisodeObserver::new(observer, config.envs);
+            let ran = run_without_folder(&devices, &config, custom, &mut watching);
             clear_cache();
             tasks.push(match ran {
                 Ok(summary) if summary.status == Status::Completed => Some(watching.result()),

@@ -57,6 +57,13 @@ pub struct Evaluated {
     /// Sum of the rewards of an episode.
     #[serde(rename = "return", deserialize_with = "null_as_nan")]
     pub mean_return: f64,
+    /// Standard deviation of the return over the envs of a task, a mean over the tasks; 0 for one
+    /// env.
+    #[serde(default, deserialize_with = "null_as_nan")]
+    pub env_std: f64,
+    /// Number of tasks whose training diverged. All means are over the other tasks.
+    #[serde(default)]
+    pub diverged: usize,
     /// Half the width of the 95 % confidence interval of `mean_return` over the tasks (Student's
     /// t); `None` for fewer than two tasks.
     pub ci95: Option<f64>,
@@ -74,6 +81,7 @@ pub struct Evaluated {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct TaskResult {
     pub(super) mean_return: f64,
+    pub(super) env_std: f64,
     pub(super) gain: f64,
     pub(super) growth: f64,
 }
@@ -86,6 +94,8 @@ impl Evaluated {
         let returns: Vec<f64> = all().map(|task| task.mean_return).collect();
         Self {
             mean_return: mean(|task| task.mean_return),
+            env_std: mean(|task| task.env_std),
+            diverged: tasks.iter().filter(|task| task.is_none()).count(),
             ci95: Spread::from_values(&returns).and_then(|spread| spread.ci95),
             gain: mean(|task| task.gain),
             growth: mean(|task| task.growth),

@@ -51,6 +51,13 @@ const DECIDED: [&str; 26] = [
 const OF_ALL_ROUNDS: [&str; 7] =
     ["data_budget", "device", "policy_", "ppo_", "precision", "threads", "winograd"];
 
+/// Use of a task, which determines its draws: no evaluation has a task of a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Round,
+    Evaluation,
+}
+
 /// Training of a policy on drawn tasks.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -60,6 +67,13 @@ pub struct PolicyTraining {
     /// Number of envs, each with settings of its own.
     #[serde(default = "envs")]
     pub envs: usize,
+    /// Number of envs with the drawn settings of a member. With more than one, the advantages of
+    /// their actions are compared with each other.
+    #[serde(default = "one")]
+    pub envs_per_member: usize,
+    /// First rounds, in which the heuristic acts and the policy learns to imitate it.
+    #[serde(default)]
+    pub teacher_rounds: usize,
     /// Seed of the initial weights, of all draws and of all runs.
     #[serde(default = "seed")]
     pub seed: u64,
@@ -70,6 +84,13 @@ pub struct PolicyTraining {
     /// Number of tasks of an evaluation, which no round has; 0 for no evaluation.
     #[serde(default = "evaluation_tasks")]
     pub evaluation_tasks: usize,
+    /// Number of tasks of the evaluation after the last round, the first of which are those of the
+    /// other evaluations; as many as they have if it is missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_evaluation_tasks: Option<usize>,
+    /// Number of envs of a task of an evaluation, at most that of a round, which it is if missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluation_envs: Option<usize>,
     /// Settings of all runs.
     #[serde(default)]
     pub settings: toml::Table,
@@ -84,6 +105,10 @@ pub struct PolicyTraining {
 
 fn envs() -> usize {
     64
+}
+
+fn one() -> usize {
+    1
 }
 
 fn seed() -> u64 {
@@ -126,6 +151,27 @@ impl PolicyTraining {
         Ok(request)
     }
 
+    /// Number of tasks of the evaluation after the last round.
+    pub(super) fn last_tasks(&self) -> usize {
+        self.last_evaluation_tasks.unwrap_or(self.evaluation_tasks)
+    }
+
+    /// Number of envs of a task.
+    pub(super) fn envs_of(&self, of: Use) -> usize {
+        match of {
+            Use::Round => self.envs,
+            Use::Evaluation => self.evaluation_envs.unwrap_or(self.envs),
+        }
+    }
+
+    /// Number of members of a task, whose settings are drawn. Env i has member i modulo this number.
+    pub(super) fn members_of(&self, of: Use) -> usize {
+        match of {
+            Use::Round => self.envs / self.envs_per_member,
+            Use::Evaluation => self.envs_of(of),
+        }
+    }
+
     /// The settings of all runs.
     ///
     /// # Errors
@@ -147,10 +193,18 @@ impl PolicyTraining {
             ("envs", self.envs, [1, ENVS_MAX]),
             ("evaluate_every", self.evaluate_every, [0, ROUNDS_MAX]),
             ("evaluation_tasks", self.evaluation_tasks, [0, TASKS_MAX]),
+            ("envs_per_member", self.envs_per_member, [1, self.envs]),
+            ("teacher_rounds", self.teacher_rounds, [0, ROUNDS_MAX]),
+            ("last_evaluation_tasks", self.last_tasks(), [self.evaluation_tasks, TASKS_MAX]),
+            ("evaluation_envs", self.envs_of(Use::Evaluation), [1, self.envs]),
         ] {
             if !(least..=most).contains(&got) {
                 return Err(Error::value(key, got, format!("{least} to {most}")));
             }
+        }
+        if !self.envs.is_multiple_of(self.envs_per_member) {
+            let expected = format!("a divisor of {} envs", self.envs);
+            return Err(Error::value("envs_per_member", self.envs_per_member, expected));
         }
         if self.seed > u64::MAX >> 1 {
             return Err(Error::value("seed", self.seed, format!("at most {}", u64::MAX >> 1)));

@@ -3,17 +3,10 @@
 use meristem_data::{Generated, Source};
 use meristem_device::random::{Purpose, Rng};
 
-use super::request::PolicyTraining;
+use super::request::{PolicyTraining, Use};
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::settings::{ControllerKind, Member, Sampler, Space, Switch, Telemetry};
-
-/// Use of a task, which determines its draws: no evaluation has a task of a round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
-    Round,
-    Evaluation,
-}
 
 /// Numbers of the random numbers of a task.
 #[derive(Clone, Copy)]
@@ -54,7 +47,7 @@ pub(super) fn draw(
     let options = apply(&drawn, &mut layer)?;
     layer.dataset = Some(dataset(layer.dataset.as_deref(), &options, data_seed));
     layer.seed = Some(run_seed);
-    layer.envs = Some(request.envs);
+    layer.envs = Some(request.envs_of(of));
     layer.rounds = Some(1);
     layer.controller = Some(controller);
     layer.checkpoint_every = Some(0);
@@ -62,7 +55,7 @@ pub(super) fn draw(
     layer.telemetry.get_or_insert(Telemetry::Off);
     layer.reward.get_or_insert(meristem_control::RewardMode::Shaped);
     if request.members != Space::default() {
-        let members = Sampler::Random.draw(&request.members, request.envs, run_seed);
+        let members = Sampler::Random.draw(&request.members, request.members_of(of), run_seed);
         let named = |error| Error::value("members", "the drawn settings", error);
         layer.members = Some(Some(members.map_err(named)?));
     }

@@ -75,6 +75,16 @@ impl OpenDevices {
         Ok(Self { ids, envs, devices, device_of, streams, policy, capped, trace })
     }
 
+    /// The devices of a run with the first `count` of these envs, and with this policy's device.
+    pub(crate) fn of_first_envs(&self, count: usize) -> Self {
+        let mut first = self.clone();
+        first.ids.truncate(count);
+        first.device_of.truncate(count);
+        first.streams.truncate(count);
+        first.envs = 0..first.ids.len();
+        first
+    }
+
     /// Range of this process's envs.
     pub(crate) fn envs(&self) -> Range<usize> {
         self.envs.clone()
