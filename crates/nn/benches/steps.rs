@@ -1,8 +1,8 @@
 //! Time of every step of a host's plan in training or in validation, on a worker that has no other
 //! or one to help it.
 //!
-//! `cargo bench -p meristem-nn --bench steps -- [baseline|grown|wide|deep|large] [train|validate]
-//! [direct] [one] [two]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's
+//! `cargo bench -p meristem-nn --bench steps --
+//! [baseline|grown|wide|deep|large|resnet8|mobile] [train|validate] [direct] [one] [two]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's
 //! filtering off, `one` runs one network instead of four, and `two` adds a second worker, which
 //! runs parts of kernels. `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and
 //! `attention` in training. Without `one`, four networks take turns, as envs do. The bench first
@@ -93,19 +93,74 @@ fn grow(b: &mut GraphBuilder, block: usize, host: NodeId) -> NodeId {
     b.blend(BlendMode::Add, block, inputs).expect("fits")
 }
 
+/// A convolution with half of its kernel as padding, and batch norm.
+fn conv_norm(b: &mut GraphBuilder, x: NodeId, name: &str, c: usize, of: ConvGeometry) -> NodeId {
+    let x = b.conv2d(x, name, c, of, false).expect("fits");
+    b.batch_norm(x, &format!("{name}.norm")).expect("fits")
+}
+
+/// The ready-made host `resnet8`.
+fn resnet8() -> Graph {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, SGD);
+    let b_in = b.input();
+    let x = conv_norm(&mut b, b_in, "stem", 16, ConvGeometry::same(3));
+    let mut x = b.relu(x);
+    for (i, (c, stride)) in [(16, 1), (32, 2), (64, 2)].into_iter().enumerate() {
+        let strided = |kernel| ConvGeometry { stride: [stride; 2], ..ConvGeometry::same(kernel) };
+        let y = conv_norm(&mut b, x, &format!("{i}.first"), c, strided(3));
+        let y = b.relu(y);
+        let y = conv_norm(&mut b, y, &format!("{i}.second"), c, ConvGeometry::same(3));
+        let shortcut = match stride {
+            1 => x,
+            _ => conv_norm(&mut b, x, &format!("{i}.shortcut"), c, strided(1)),
+        };
+        let y = b.add(y, shortcut).expect("fits");
+        x = b.relu(y);
+    }
+    classify(b, x)
+}
+
+/// The ready-made host `mobile`.
+fn mobile() -> Graph {
+    let mut b = GraphBuilder::new(Dims { c: 3, h: 32, w: 32 }, SGD);
+    let b_in = b.input();
+    let x = conv_norm(&mut b, b_in, "stem", 16, ConvGeometry::same(3));
+    let mut x = b.relu(x);
+    let blocks = [(16, 1, 32), (32, 2, 64), (64, 1, 64), (64, 2, 128), (128, 1, 128)];
+    for (i, (c, stride, out)) in blocks.into_iter().enumerate() {
+        let of = ConvGeometry { stride: [stride; 2], groups: c, ..ConvGeometry::same(3) };
+        x = conv_norm(&mut b, x, &format!("{i}.depthwise"), c, of);
+        x = b.relu(x);
+        x = conv_norm(&mut b, x, &format!("{i}.pointwise"), out, ConvGeometry::same(1));
+        x = b.relu(x);
+    }
+    classify(b, x)
+}
+
+fn classify(mut b: GraphBuilder, x: NodeId) -> Graph {
+    let x = b.global_avg_pool(x);
+    let y = b.linear(x, "classifier", 10, true, None).expect("fits");
+    b.finish(y).expect("a graph")
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let has = |name: &str| arguments.iter().any(|a| a == name);
     let isa = Isa::from_env().unwrap_or_else(|e| panic!("{e}"));
     let (peak, copy) = (multiply_add_peak(isa), copy_bandwidth());
     println!("{isa}: {peak:.0} GFLOP/s in full tiles, {copy:.0} GB/s read and written");
-    for (name, channels, blocks) in HOSTS {
-        if !has(name) && HOSTS.iter().any(|(name, ..)| has(name)) {
+    let with_blocks = HOSTS.iter().map(|&(name, channels, blocks)| {
+        let grown = name == "grown";
+        let slot = move |b: &mut GraphBuilder, i, x| if grown { grow(b, i, x) } else { x };
+        (name, host(channels, blocks, slot))
+    });
+    let all: Vec<(&str, Graph)> =
+        with_blocks.chain([("resnet8", resnet8()), ("mobile", mobile())]).collect();
+    for (name, graph) in &all {
+        let name = *name;
+        if !has(name) && all.iter().any(|(name, _)| has(name)) {
             continue;
         }
-        let grown = name == "grown";
-        let slot = |b: &mut GraphBuilder, i, x| if grown { grow(b, i, x) } else { x };
-        let graph = host(channels, blocks, slot);
         for (kind, mode) in [("train", PlanMode::Train), ("validate", PlanMode::Evaluate)] {
             if !has(kind) && (has("train") || has("validate")) {
                 continue;
@@ -115,7 +170,7 @@ fn main() {
             let (rounds, batches) =
                 (if name == "large" { 4 } else { 12 }, if has("alone") { 1 } else { 4 });
             let turns = Turns { networks: if has("one") { 1 } else { 4 }, batches, rounds };
-            let run = profile_on(if has("two") { 2 } else { 1 }, &graph, options, isa, turns);
+            let run = profile_on(if has("two") { 2 } else { 1 }, graph, options, isa, turns);
             let steps = run.expect("a plan");
             let total: f64 = steps.iter().map(|step| step.seconds).sum();
             println!("\n{name} {kind}: {:.1} µs an image", total * 1e6 / BATCH as f64);
