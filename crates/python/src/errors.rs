@@ -75,6 +75,7 @@ impl Kind {
             train::Error::Weights { .. } | train::Error::Nn(_) => Self::Weights,
             train::Error::Control(_) => Self::Controller,
             train::Error::Grow(_) => Self::Setting,
+            train::Error::InMember { error, .. } => Self::of(error),
             _ => Self::Internal,
         }
     }

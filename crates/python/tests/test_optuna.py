@@ -134,6 +134,56 @@ def test_errors_of_a_searcher_end_the_run_and_are_raised():
         meristem.sweep(search=print, samples=3, **SETTINGS)
 
 
+def test_a_suggestion_is_checked_as_a_member_that_is_given():
+    for wrong, words in [
+        ({"train_share": 1e-5}, r"`train-share`: got 0.00001 in member 2"),
+        ({"max_parameters": 9}, "got 9 in member 2, .* the host's parameters"),
+        ({"host": "nohost"}, "member 2: unknown host `nohost`"),
+        ({"init": "missing.safetensors"}, "missing.safetensors .* in member 2"),
+        ({"lr": "fast"}, "lr=fast in member 2"),
+    ]:
+        search, steps = Rates(), []
+        search.suggest = lambda member, wrong=wrong: wrong if member == 2 else {}
+        with pytest.raises(SettingError, match=words):
+            meristem.sweep(search=search, samples=3, on_event=lambda event: steps.append(event["event"]), **SETTINGS)
+        assert "step_completed" not in steps, "found before anything is trained"
+
+
+SCRIPT = '{"step": 1, "op": "GERMINATE", "slot": "c0", "blueprint": "norm", "then": "FOSSILIZE"}'
+GROWING = {
+    **SETTINGS, "host": "conv1d:4,8", "controller": "random", "control_split": 0.2, "birth": "joint",
+    "min_training_steps": 1, "steps": 5, "checkpoint_every": 1,
+}
+
+
+class Files(meristem.Searcher):
+    """Chooses a script for member 0, and initial weights for member 2."""
+
+    def suggest(self, member):
+        return [{"controller": "fixed:s.jsonl"}, {}, {"init": "w.safetensors"}][member]
+
+
+def test_files_that_a_searcher_names_belong_to_the_run(tmp_path):
+    script, weights = tmp_path / "s.jsonl", tmp_path / "w.safetensors"
+    script.write_text(SCRIPT)
+    first = meristem.train(**{**GROWING, "controller": "none", "steps": 1, "envs": 1})
+    weights.write_bytes(first.weights(0).read_bytes())
+    settings = {**GROWING, "samples": 3, "places": 2}
+    whole = meristem.sweep(search=Files(), **settings)
+    named = {Path(file["path"]).name for file in whole.summary["input_files"]}
+    assert named == {"s.jsonl", "w.safetensors"}
+    for stop, file in [(3, script), (7, script)]:
+        stopped = meristem.sweep(search=Files(), stop_after=stop, **settings)
+        kept = file.read_bytes()
+        file.write_text(SCRIPT.replace("c0", "c1"))
+        with pytest.raises(MeristemError, match=f"the contents of .*{file.name}"):
+            meristem.resume(stopped, search=Files())
+        file.write_bytes(kept)
+        resumed = meristem.resume(stopped, search=Files())
+        for env in range(3):
+            assert resumed.weights(env).read_bytes() == whole.weights(env).read_bytes(), (stop, env)
+
+
 def settings_of(trial):
     return {
         "lr": trial.suggest_float("lr", 1e-3, 1, log=True),

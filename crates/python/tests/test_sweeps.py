@@ -2,6 +2,8 @@
 
 import multiprocessing
 import os
+import subprocess
+import sys
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 
@@ -187,6 +189,34 @@ def test_wrong_sweeps_say_why():
             meristem.sweep(SPACE, executor=executor, folder="file", **SETTINGS)
     with pytest.raises(SettingError, match="only with an executor"):
         meristem.sweep(SPACE, folder="kept", **SETTINGS)
+    for config in [None, {"steps": 1}]:
+        with pytest.raises(SettingError, match="a sweep needs `members`"):
+            meristem.sweep(config=config, dataset="mnist1d", run_dir="none")
+    assert not Path("none").exists()
+    run = meristem.sweep(config={"members": {"lr": [0.1, 0.2]}}, dataset="mnist1d", host="mlp:4", steps=1, max_batches=1)
+    assert len(run.leaderboard) == 2
+
+
+def test_a_copy_follows_the_script_of_its_origin():
+    """A script is read once, so that a file that changes meanwhile changes no copy."""
+    script = '{"step": 4, "op": "GERMINATE", "slot": "c0", "blueprint": "norm", "then": "FOSSILIZE"}'
+    settings = {
+        "dataset": "mnist1d", "host": "conv1d:4,8", "controller": "fixed:s.jsonl", "steps": 7, "batch": 32,
+        "max_batches": 4, "birth": "joint", "min_training_steps": 1, "scheduler": "pbt:1", "samples": 5, "seed": 3,
+    }
+    weights = []
+    for changes in (False, True):
+        Path("s.jsonl").write_text(script)
+
+        def on_event(event, changes=changes):
+            if changes and event["event"] == "step_completed" and event["step"] == 0:
+                Path("s.jsonl").write_text("")
+
+        run = meristem.sweep({"lr": {"log_uniform": [0.01, 0.5]}}, on_event=on_event, **settings)
+        assert len(run.events["member_copied"]["member"]) > 2
+        assert all(env["modules"] for env in run.summary["envs"])
+        weights.append([run.weights(env).read_bytes() for env in range(5)])
+    assert weights[0] == weights[1]
     with pytest.raises(MeristemError, match="Executor"):
         meristem.sweep(SPACE, executor="x", **SETTINGS)
 
@@ -218,3 +248,12 @@ def test_dask_workers_that_are_killed():
         parts = meristem.sweep(SPACE, executor=executor, fleets=6, **settings)
     assert len(killed) == 2
     assert_equal(parts, run)
+
+
+def test_the_example_with_ray_tune_ends_trials_early():
+    """Not in CI, where Ray is not installed."""
+    pytest.importorskip("ray")
+    example = Path(__file__).parents[1] / "examples" / "ray_tune.py"
+    command = [sys.executable, str(example), "--trials", "4", "--steps", "3", "--seeds", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    assert "4 trials" in done.stdout and "0 failed" in done.stdout, done.stdout

@@ -20,6 +20,14 @@ pub enum Error {
         /// Description of the accepted values.
         expected: String,
     },
+    /// Settings of a member name something unusable, such as an unknown host.
+    #[error("member {member}: {error}")]
+    InMember {
+        /// Number of the member.
+        member: usize,
+        /// The problem.
+        error: Box<Error>,
+    },
     /// A configuration file is unusable.
     #[error("configuration file {}: {message}", path.display())]
     ConfigFile {
@@ -232,12 +240,17 @@ impl Error {
         Self::Value { key: key.into(), got: got.to_string(), expected: expected.to_string() }
     }
 
-    /// The same error; if it is about a setting, with a note that the setting is that of member
-    /// `member`.
+    /// The same error with the number of the member whose settings caused it; errors that do not
+    /// depend on settings stay as they are.
     pub(crate) fn in_member(self, member: usize) -> Self {
         match self {
             Self::Value { key, got, expected } => {
                 Self::Value { key, got: format!("{got} in member {member}"), expected }
+            }
+            Self::Grow(_) | Self::Host { .. } | Self::Weights { .. } | Self::Nn(_)
+                if self.device_error().is_none() =>
+            {
+                Self::InMember { member, error: Box::new(self) }
             }
             other => other,
         }
@@ -300,6 +313,7 @@ impl Error {
                 2
             }
             Self::OfRank { exit_code, .. } => *exit_code,
+            Self::InMember { error, .. } => error.exit_code(),
             // Not in this build: another flag or another build is needed.
             Self::Ranks(meristem_comm::Error::Unavailable { .. }) => 2,
             // Environment variables that do not fit.
@@ -410,6 +424,7 @@ impl Error {
                 meristem_device::Error::BadEnvironment { .. } | meristem_device::Error::Isa(_),
             ) => "correct or unset the variable; `meristem --help` lists all variables".into(),
             Self::OfRank { remedy, .. } => return remedy.clone(),
+            Self::InMember { error, .. } => return error.remedy(),
             Self::Ranks(error) | Self::Control(meristem_control::Error::Ranks(error)) => {
                 rank_remedy(error)?.into()
             }

@@ -128,6 +128,24 @@ pub(crate) fn check_files(path: &Path, now: &[InputFile], began: &[InputFile]) -
     })
 }
 
+/// Adds files to those that the run in `folder` has read before.
+///
+/// # Errors
+/// As [`check_files`], for a file that the run has read before with other contents.
+pub(crate) fn add_files(
+    folder: &Path,
+    known: &mut Vec<InputFile>,
+    files: Vec<InputFile>,
+) -> Result<()> {
+    check_files(folder, &files, known)?;
+    for file in files {
+        if !known.contains(&file) {
+            known.push(file);
+        }
+    }
+    Ok(())
+}
+
 /// CRC-32 of all names, shapes, types and bytes, in the order of the names.
 pub(crate) fn checksum(all: &StateDict) -> String {
     let mut crc = crc32fast::Hasher::new();

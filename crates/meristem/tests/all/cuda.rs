@@ -513,3 +513,24 @@ fn processes_over_nccl_give_the_bits_of_threads() {
         assert_same(&on_processes(&m, arguments, "nccl"), &expected, arguments);
     }
 }
+
+/// Without a limit, the members that fit are counted once the device refuses memory. Only the
+/// stand-in can have so little.
+#[test]
+fn more_members_than_the_memory_of_a_device_are_counted() {
+    if std::path::Path::new("/dev/nvidiactl").exists() {
+        return;
+    }
+    let m = with_images();
+    let members = "train --dataset arrays --data-root images.safetensors --controller none \
+                   --host mlp:512,512 --steps 2 --batch 16 --control-split 0.2 --samples 99 \
+                   --space lr=uniform:0.01,0.1 --devices cuda:0 --run-dir run";
+    let mut command = m.command();
+    command.args(members.split_whitespace()).env("MERISTEM_STANDIN_MEMORY", "67108864");
+    let said = command_output(output(&mut command));
+    assert_eq!(said.code, Some(2), "{}", said.stderr);
+    let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+    for words in ["99 in training at a time", "expected at most", "with --places"] {
+        assert!(flat.contains(words), "{flat}");
+    }
+}

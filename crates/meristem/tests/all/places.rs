@@ -105,3 +105,16 @@ fn wrong_places_are_errors() {
     m.ok("sweep sweep.toml --quiet --places 2 --run-dir run");
     m.fails("train --resume run --steps 6", 2, &["have left their 2 places"]);
 }
+
+/// Members whose parameters alone are more than the memory of the machine are counted, too.
+#[test]
+#[cfg(target_os = "linux")]
+fn more_members_than_the_memory_of_the_machine_are_counted() {
+    let m = with_sweep("none", 2);
+    let run = "dataset = \"arrays\"\ndata_root = \"images.safetensors\"\ncontroller = \"none\"\n\
+               host = \"mlp:3000,3000,3000,3000,3000,3000,3000\"\nsamples = 999\n";
+    std::fs::write(m.path("huge.toml"), format!("{run}space = \"lr=uniform:0.01,0.1\"\n")).unwrap();
+    let words = ["`members`", "999 in training at a time", "with --places"];
+    m.fails("sweep huge.toml --run-dir bad", 2, &words);
+    assert!(!m.path("bad").exists());
+}

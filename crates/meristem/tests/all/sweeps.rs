@@ -154,6 +154,67 @@ member_changes = ["end 1@0", "copy 1 from 0@2: lr=0.3"]
     assert_eq!(steps(&m, "run"), [5, 5], "a copy has the steps of its origin");
 }
 
+/// A population with `seed` in its space, begun before copies kept their seed, is not resumed.
+#[test]
+fn a_population_of_an_earlier_version_is_refused() {
+    let m = with_sweep("pbt:1", 4);
+    let text = std::fs::read_to_string(m.path("sweep.toml")).unwrap();
+    std::fs::write(m.path("sweep.toml"), format!("{text}seed = {{ int = [1, 9] }}\n")).unwrap();
+    m.run("sweep sweep.toml --quiet --stop-after 2 --run-dir run");
+    let config = std::fs::read_to_string(m.path("run/config.toml")).unwrap();
+    let older = config.lines().filter(|line| !line.starts_with("policy_form"));
+    let older: String = older.flat_map(|line| [line, "\n"]).collect();
+    assert!(older.len() < config.len());
+    std::fs::write(m.path("run/config.toml"), older).unwrap();
+    m.fails("train --resume run --quiet", 2, &["copies got other seeds", "nothing was changed"]);
+    std::fs::write(m.path("run/config.toml"), config).unwrap();
+    m.ok("train --resume run --quiet");
+}
+
+/// A copy whose perturbed settings would contradict each other has the settings of its origin.
+#[test]
+fn copies_have_settings_that_go_together() {
+    let m = with_images();
+    // 1 + widen_by is at most widen_up_to. Within the bounds of the space, three of the four ways
+    // to perturb both are errors, and the fourth changes nothing.
+    let own = |lr| format!(r#"{{"widen_by": 0.95, "widen_up_to": 2, "lr": {lr}}}"#);
+    let members = [0.001, 0.003, 0.01, 0.02, 0.05, 0.1].map(own).join(", ");
+    let settings = format!(
+        r#"{{"dataset": "arrays", "data_root": "images.safetensors", "batch": 32,
+        "host": "cnn:channels=2", "controller": "heuristic", "steps": 8, "scheduler": "pbt:1",
+        "members": [{members}],
+        "space": {{"widen_by": {{"uniform": [0.95, 5]}}, "widen_up_to": {{"uniform": [1, 2]}}}}}}"#
+    );
+    std::fs::write(m.path("run.json"), settings).unwrap();
+    m.ok("sweep run.json --quiet --run-dir run");
+    let events = m.events("run");
+    let copies = events.iter().filter(|event| event["event"] == "member_copied");
+    let copies: Vec<&str> = copies.map(|event| event["settings"].as_str().unwrap()).collect();
+    assert!(copies.len() > 2, "{copies:?}");
+    let are_kept = |own: &&str| own.contains("widen_by=0.95; widen_up_to=2;");
+    assert!(copies.iter().all(are_kept), "{copies:?}");
+}
+
+/// Initial weights and scripts are compared when a member is trained again.
+#[test]
+fn a_replay_with_a_changed_file_is_refused() {
+    let m = with_images();
+    let script = |slot: &str| {
+        let plant = format!(r#""op": "GERMINATE", "slot": "{slot}", "blueprint": "norm""#);
+        let line = format!(r#"{{"step": 1, {plant}}}"#);
+        std::fs::write(m.path("s.jsonl"), line).unwrap();
+    };
+    script("r0c0");
+    m.ok("train --dataset arrays --data-root images.safetensors --host cnn:channels=2 --batch 32 \
+         --steps 2 --control-split 0.2 --members controller=fixed:s.jsonl,none --quiet \
+         --run-dir run");
+    m.ok("sweep replay run 0 --quiet --run-dir again");
+    script("r0c1");
+    m.fails("sweep replay run 0 --run-dir bad", 2, &["s.jsonl", "--controller", "checksum"]);
+    assert!(!m.path("bad").exists());
+    m.ok("sweep replay run 1 --quiet --run-dir other");
+}
+
 /// Rules that end members at other moments, and a space that is sampled in another way.
 #[test]
 fn other_schedulers_end_members_as_well() {
@@ -208,12 +269,15 @@ fn envs_have_the_bits_of_their_numbers() {
 fn wrong_sweeps_are_errors_that_leave_no_folder() {
     let m = with_sweep("halving:3", 9);
     for (flags, words) in [
-        ("--space lr=choice:", &["at least one value"][..]),
+        ("--space lr=choice:", &["`lr=choice:`", "at least one value"][..]),
+        ("--space momentum=uniform:0,2", &["`momentum=uniform:0,2`", "0 to 0.999999"]),
+        ("--space lr=choice:0.1|fast", &["`lr=choice:0.1|fast`", "expected a number"]),
+        ("--space host=choice:minimal|nohost", &["`host=choice:minimal|nohost`", "`nohost`"]),
         ("--space lr=uniform:1,0", &["the lower first"]),
         ("--space lr=log_uniform:0,1", &["above 0"]),
         ("--space lrr=uniform:0,1", &["did you mean `lr`?"]),
         ("--space steps=int:1,5", &["belongs to the run"]),
-        ("--space lr=uniform:-2,-1", &["member 0"]),
+        ("--space lr=uniform:-2,-1", &["`lr=uniform:-2,-1`", "0 to 1000000"]),
         ("--samples 0", &["1 to 4096"]),
         ("--members lr=0.1,0.2", &["none with members"]),
         ("--scheduler halving:1", &["from 2"]),
@@ -238,9 +302,16 @@ fn wrong_sweeps_are_errors_that_leave_no_folder() {
         ("--space lr=uniform:0,1", &["`samples`"]),
         ("--scheduler halving", &["at least 2 members"]),
         ("--members lr=0.1,0.2 --scheduler pbt --control-split 0.2", &["a space"]),
+        ("--members host=minimal,nohost", &["member 1: unknown host `nohost`"]),
+        ("--members max-parameters=9", &["9 in member 0", "the host's parameters"]),
     ] {
         m.fails(&format!("{images} --controller none {flags}"), 2, words);
     }
+    let condition = r#"["lr_schedule=choice:constant|cosine",
+        "momentum=uniform:0,0.9 when lr_schedule=step"]"#;
+    std::fs::write(m.path("space.json"), format!(r#"{{"space": {condition}, "samples": 2}}"#))
+        .unwrap();
+    m.fails("sweep space.json", 2, &["`step` is none of constant, cosine"]);
     std::fs::write(m.path("plain.toml"), "steps = 3").unwrap();
     m.fails("sweep plain.toml", 2, &["neither members nor a space"]);
     m.fails("sweep", 2, &["FILE"]);

@@ -115,6 +115,12 @@ def _scores(run: Run, envs: int) -> list[list[float]]:
     return scores
 
 
+def without_members() -> SettingError:
+    """The error for a sweep of no members."""
+    remedy = "use meristem.train, or another setting"
+    return SettingError("a sweep needs `members`, or `space` and `samples`", (), remedy, 2)
+
+
 def fleets_of(
     settings: dict[str, Any], executor: Executor, fleets: int | None, folder: Path | None
 ) -> int:
@@ -144,7 +150,7 @@ class PartialSweep:
         self.reason = REASONS.get(scheduler)
         remedy = "use meristem.train, or another setting"
         if not self.members:
-            raise SettingError("a sweep needs `members`, or `space` and `samples`", (), remedy, 2)
+            raise without_members()
         if scheduler == "pbt":
             message = "`scheduler`: pbt copies members between fleets, so the sweep must be one run"
             raise SettingError(message, (), remedy, 2)

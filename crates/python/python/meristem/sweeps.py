@@ -10,7 +10,7 @@ from . import _meristem
 from ._arguments import configuration, function, integer, optional, refused
 from ._arguments import path as path_of
 from ._loss import Loss, loss_hook
-from ._parts import PartialSweep, fleets_of
+from ._parts import PartialSweep, fleets_of, without_members
 from .errors import SettingError
 from .runs import Run, Searcher, train
 
@@ -109,6 +109,8 @@ def sweep(
         _refuse({"fleets": fleets, "folder": folder}, "only with an executor")
         if search is not None and space is None and given.get("members") is None:
             given.setdefault("sampler", "external")
+        if not _has_members(given):
+            raise without_members()
         return train(on_event=on_event, search=search, **given)
     of_a_run = ("run_dir", "resume", "trace", "export", "end_members", "stop_after", "places")
     refused_keys = {key: given.get(key) for key in of_a_run}
@@ -124,6 +126,13 @@ def sweep(
     parts = PartialSweep(resolved, fleets_of(resolved, executor, count, kept), kept)
     parts.run(executor)
     return Sweep(parts)
+
+
+def _has_members(given: Mapping[str, Any]) -> bool:
+    if given.get("members") is not None or given.get("space") is not None or given.get("samples") is not None:
+        return True
+    of_file = configuration(given.get("config"))
+    return of_file is not None and "members" in _meristem.resolved(of_file, {})
 
 
 def _refuse(given: Mapping[str, Any], expected: str) -> None:

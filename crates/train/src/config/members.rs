@@ -127,10 +127,39 @@ impl TrainConfig {
         if !(1..=MEMBERS_MAX).contains(&samples) {
             return Err(Error::value("samples", samples, format!("1 to {MEMBERS_MAX}")));
         }
+        self.check_space(space)?;
         let drawn = self.sampler.draw(space, samples, self.seed);
         let drawn = drawn.map_err(|error| Error::value("space", space.text(), error));
         (self.members, self.samples) = (Some(drawn?), None);
         Ok(())
+    }
+
+    /// Checks that settings accept all values of a choice and the bounds of numbers, whichever are
+    /// drawn, and that no condition names a value that its setting never has.
+    fn check_space(&self, space: &Space) -> Result<()> {
+        for dimension in space.dimensions() {
+            let key = dimension.key();
+            for value in dimension.extremes() {
+                let unfit = |error: Error| {
+                    let expected = format!("values that the setting accepts: {error}");
+                    Error::value("space", format!("`{dimension}`"), expected)
+                };
+                let mut member = Member::default();
+                member.push(key, &value).map_err(|error| Error::value("space", key, error))?;
+                layer(&member).map_err(unfit)?;
+                self.of_member(&member).check_ranges().map_err(unfit)?;
+                if key == "host" {
+                    read_host(&value).map_err(unfit)?;
+                }
+            }
+        }
+        match space.impossible_condition() {
+            None => Ok(()),
+            Some((dimension, value, known)) => {
+                let expected = format!("a condition that may hold: `{value}` is none of {known}");
+                Err(Error::value("space", format!("`{dimension}`"), expected))
+            }
+        }
     }
 
     /// The number of an env, on which its random numbers depend.

@@ -43,7 +43,7 @@ pub(crate) struct Episode<'a, 'j> {
     /// Folder of the run, if it has one.
     pub(crate) folder: Option<&'a RunFolder>,
     pub(crate) round: usize,
-    pub(crate) checkpoints: &'a Checkpoints,
+    pub(crate) checkpoints: &'a mut Checkpoints,
 }
 
 /// Start of an episode.

@@ -140,7 +140,7 @@ impl Episode<'_, '_> {
         for &member in &members {
             let settings = self.suggested(member)?;
             if let Some(settings) = &settings {
-                self.setup.set_member(member, settings, Hosts::Fresh)?;
+                self.set_fresh(member, settings)?;
             }
             self.sweep.begin(member, step, settings.as_ref());
             // Members that begin with the run, with the settings in its configuration, get no
@@ -152,6 +152,17 @@ impl Episode<'_, '_> {
             }
         }
         self.fresh_envs(|_, env| members.binary_search(&(env % count)).is_ok())
+    }
+
+    /// Gives a member that begins the settings that the searcher has chosen, and the training
+    /// samples that they ask for.
+    fn set_fresh(&mut self, member: usize, settings: &Member) -> Result<()> {
+        self.setup.set_member(member, settings, Hosts::Fresh)?;
+        self.checkpoints.identity.files.clone_from(&self.setup.files);
+        let envs: Vec<usize> =
+            (member..self.setup.config.envs).step_by(self.sweep.members.len()).collect();
+        let drawn = self.resources.draw_samples(self.setup, &envs);
+        drawn.map_err(|error| error.in_member(member))
     }
 
     /// The settings of a member that the searcher chooses, with the sampler `external`.

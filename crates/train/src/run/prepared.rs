@@ -10,10 +10,9 @@ use super::begin::{Begin, Begun, Resumed};
 use super::episode::{EndedEpisode, Episode, Start};
 use super::extend::RunLength;
 use super::files::RunFiles;
-use super::memory::try_envs;
-use super::notices;
 use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
 use super::weights_files::{export_best, write_newest, write_weights};
+use super::{memory, notices};
 use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
 use crate::config::{TrainConfig, check_loss, check_searcher};
 use crate::env::{EnvTensors, SavedEnv};
@@ -121,8 +120,9 @@ impl PreparedRun {
         let stream = resources.devices.policy_device().stream("policy");
         let controller =
             AnyController::new(&setup, resources.train_samples, &stream, custom.controller, world)?;
+        memory::check_parameters(&setup, &resources)?;
         if setup.config.device_memory.is_some() {
-            try_envs(&setup, &resources)?;
+            memory::try_envs(&setup, &resources)?;
         }
         let identity = Identity {
             config: config.identity(),
@@ -253,6 +253,7 @@ impl PreparedRun {
             journal.announce(Event::MembersEnded { members: ended, round, step, reason, left });
         }
         let result = self.rounds(folder, world, &mut journal, next, envs);
+        let result = result.map_err(|error| memory::counted(&self.setup, &self.resources, error));
         if result.is_err() {
             // Other ranks may be in the next epoch, waiting for gradients.
             self.resources.replicas.iter_mut().for_each(Replicas::leave);
@@ -364,7 +365,7 @@ impl PreparedRun {
             searcher: self.searcher.as_mut(),
             folder,
             round,
-            checkpoints: &self.checkpoints,
+            checkpoints: &mut self.checkpoints,
         };
         let mut ended = episode.train(start)?;
         let _report = self.resources.devices.span(|| "report and save");
@@ -485,6 +486,7 @@ impl PreparedRun {
         let unread = |began: &InputFile| !files.iter().any(|file| file.path == began.path);
         let unread: Vec<InputFile> = progress.identity.files.into_iter().filter(unread).collect();
         files.extend(unread);
+        self.setup.files.clone_from(files);
         self.totals = progress.totals;
         self.ended_envs = progress.ended_envs;
         if !progress.sweep.is_without_members() {
@@ -494,6 +496,7 @@ impl PreparedRun {
                 settings
                     .map_or(Ok(()), |own| self.setup.set_member(number, &own, Hosts::InProgress))?;
             }
+            self.checkpoints.identity.files.clone_from(&self.setup.files);
             self.sweep = progress.sweep;
             if !in_a_round {
                 // Checkpoints of older versions say that all members have begun.

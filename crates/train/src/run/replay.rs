@@ -10,8 +10,10 @@ use crate::config::types::{Member, Members, Numbers, PlannedChange, PlannedChang
 use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::config_file;
 use crate::error::{Error, Result};
+use crate::input_file::check_files;
 use crate::record::events::Event;
-use crate::record::reading::{EventTail, Reached, check_is_run};
+use crate::record::reading::{EventTail, Reached, check_is_run, read_summary};
+use crate::setup::{Names, OtherInputs};
 
 /// The settings of a run that trains member `member` of the run in `folder` again, without the
 /// others: from the first step to its last, through all members that it is a copy of. The last envs
@@ -20,7 +22,8 @@ use crate::record::reading::{EventTail, Reached, check_is_run};
 ///
 /// # Errors
 /// [`Error::Value`]: an option that results depend on, a member that the run does not have or that
-/// made no step, or settings with which envs depend on each other; [`Error::NotARun`];
+/// made no step, settings with which envs depend on each other, or a changed input file;
+/// [`Error::NotARun`];
 /// [`Error::Unreadable`]: events that cannot be read.
 pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
     check_is_run(folder)?;
@@ -64,7 +67,23 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         name: None,
         ..settings
     };
-    TrainConfig::resolve(of_member, options)
+    let config = TrainConfig::resolve(of_member, options)?;
+    check_inputs(folder, member, &config)?;
+    Ok(config)
+}
+
+/// Checks that the files that the settings of a member name have the contents that the run in
+/// `folder` has read, as far as its summary lists them.
+fn check_inputs(folder: &Path, member: usize, config: &TrainConfig) -> Result<()> {
+    let Some(summary) = read_summary(folder)? else { return Ok(()) };
+    let (_, names) = Names::of_new(config, OtherInputs::default())?;
+    match check_files(folder, &names.input_files()?, &summary.input_files) {
+        Err(Error::OtherInput { input, began, now, .. }) => {
+            let got = format!("{member}, but {input} have {now}");
+            Err(Error::value("member", got, format!("{began}, which the run has read")))
+        }
+        checked => checked,
+    }
 }
 
 /// Checks that the members of a run do not depend on each other.

@@ -25,6 +25,7 @@ use crate::record::run_folder::{RunFolder, check_config};
 use crate::record::summary::{Status, Stretch, Summary};
 use crate::record::trace::RunTrace;
 use crate::resources::OpenDevices;
+use crate::settings::Scheduler;
 use crate::setup::{Names, OtherInputs};
 
 /// Resumes the run in `folder` from its newest checkpoint, or from the start if it has none.
@@ -222,6 +223,7 @@ impl Resuming<'_> {
             }
             _ => check_config(path, &text, &began)?,
         }
+        check_population(path, &text, &began)?;
         let mut saved = newest(world, files)?;
         let next = saved.as_ref().map(|(_, checkpoint)| checkpoint.progress.next);
         extend::check(&began, &longer, next)?;
@@ -252,6 +254,24 @@ impl Resuming<'_> {
         let longer = extends.then_some(longer);
         Ok(RunProgress::Unfinished(Box::new(ResumePlan { config, longer, saved })))
     }
+}
+
+/// Checks that a population is resumed by the rule by which it began: up to version 13 of the
+/// settings, copies got other seeds if the space has `seed`.
+fn check_population(path: &Path, text: &str, began: &TrainConfig) -> Result<()> {
+    // Version 14 has introduced this setting, which every run since then has in its config.toml.
+    let is_older = !text.lines().any(|line| line.starts_with("policy_form"));
+    let has_seed = began.space.as_ref().is_some_and(|space| space.dimension("seed").is_some());
+    if !(is_older && has_seed && matches!(began.scheduler, Scheduler::Pbt(_))) {
+        return Ok(());
+    }
+    let problem = format!(
+        "it is a population with `seed` in its space, and began with an earlier version, whose \
+         copies got other seeds; now they keep the seed of their origin. Start a new run with \
+         --config {} and another --run-dir",
+        path.join("config.toml").display()
+    );
+    Err(Error::Resume { path: path.into(), problem })
 }
 
 /// Reports devices, precision and rounding that differ from the last stretch.

@@ -9,6 +9,7 @@ mod script;
 pub(crate) mod weights;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use meristem_control::{RewardConfig, Script};
@@ -27,7 +28,7 @@ use self::names::{MemberNames, ReadFiles};
 use crate::config::{PolicyFile, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::misfit;
-use crate::input_file::InputFile;
+use crate::input_file::{InputFile, add_files};
 use crate::settings::{self, Augmentations, ControllerKind};
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
@@ -117,8 +118,11 @@ pub(crate) struct Setup {
     starts: Vec<Arc<Weights>>,
     /// Policy that the run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
-    /// Files that envs and controllers are made from.
+    /// Files that envs and controllers are made from, also those that settings of members named
+    /// later.
     pub(crate) files: Vec<InputFile>,
+    /// Contents of the files that were read.
+    read: ReadFiles,
 }
 
 impl Setup {
@@ -128,7 +132,7 @@ impl Setup {
     /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
     pub(crate) fn new(config: &TrainConfig, names: Names, info: DatasetInfo) -> Result<Self> {
         let files = names.input_files()?;
-        let Names { members, isa, starts, blueprints, policy, .. } = names;
+        let Names { members, isa, starts, blueprints, policy, read, .. } = names;
         let scripts: Vec<_> = members.iter().map(|member| member.script.clone()).collect();
         let image = image_shape(&info);
         let member = |names| Member::new(names, &image, &info);
@@ -159,27 +163,34 @@ impl Setup {
             starts,
             policy,
             files,
+            read,
+        };
+        let has_members = setup.config.members.is_some();
+        let of_member = |env: usize, error: Error| {
+            if has_members { error.in_member(env % scripts.len()) } else { error }
         };
         for env in 0..setup.starts.len().max(setup.members.len()) {
-            let host = setup.fresh_host(env)?;
-            setup.check_size(env, &host)?;
-            setup.check_width_init(env, &host)?;
+            setup.check_fresh(env).map_err(|error| of_member(env, error))?;
         }
         for (number, script) in scripts.iter().enumerate() {
-            setup.parse_script(number, script.as_deref())?;
+            let parsed = setup.parse_script(number, script.as_deref());
+            parsed.map_err(|error| of_member(number, error))?;
         }
         Ok(setup)
+    }
+
+    /// Checks the host of an env at the beginning of an episode against the env's settings.
+    fn check_fresh(&self, env: usize) -> Result<()> {
+        let host = self.fresh_host(env)?;
+        self.check_size(env, &host)?;
+        self.check_width_init(env, &host)
     }
 
     /// Gives a member the script of its controller, for its host.
     fn parse_script(&mut self, number: usize, script: Option<&ScriptFile>) -> Result<()> {
         if let Some(file) = script {
-            let script = file.parse(&self.fresh_host(number)?);
-            let script = script.map_err(|error| match self.config.members {
-                Some(_) => error.in_member(number),
-                None => error,
-            });
-            self.members[number].script = Some(Arc::new(script?));
+            let script = file.parse(&self.fresh_host(number)?)?;
+            self.members[number].script = Some(Arc::new(script));
         }
         Ok(())
     }
@@ -189,23 +200,39 @@ impl Setup {
         &self.members[env % self.members.len()]
     }
 
-    /// Gives other settings to a member, from now on.
+    /// Gives other settings to a member, from now on. A file that they name is read once in a
+    /// run: a copy follows the script of its origin, whatever happened to the file.
     ///
     /// # Errors
-    /// Settings that do not fit the run.
+    /// Settings that do not fit the run; [`Error::OtherInput`]: a file that has changed since the
+    /// run, before it was resumed, read it for the first time.
     pub(crate) fn set_member(
         &mut self,
         number: usize,
         settings: &settings::Member,
         hosts: Hosts,
     ) -> Result<()> {
-        let config = self.config.of_new_member(settings);
-        let config = config.map_err(|error| error.in_member(number))?;
-        let names = MemberNames::resolve(config, hosts, &mut ReadFiles::default())?;
+        let set = self.try_member(number, settings, hosts);
+        set.map_err(|error| error.in_member(number))
+    }
+
+    fn try_member(
+        &mut self,
+        number: usize,
+        settings: &settings::Member,
+        hosts: Hosts,
+    ) -> Result<()> {
+        let config = self.config.of_new_member(settings)?;
+        let names = MemberNames::resolve(config, hosts, &mut self.read)?;
+        let folder = self.config.run_dir.as_deref().unwrap_or(Path::new("RUN"));
+        add_files(folder, &mut self.files, names.files()?)?;
         let script = names.script.clone();
         self.members[number] = Member::new(names, &self.image, &self.info)?;
-        if hosts == Hosts::Fresh && settings.settings().any(|(key, _)| key == "param_groups") {
-            self.check_patterns(&[number]).map_err(|error| error.in_member(number))?;
+        if hosts == Hosts::Fresh {
+            self.check_fresh(number)?;
+            if settings.settings().any(|(key, _)| key == "param_groups") {
+                self.check_patterns(&[number])?;
+            }
         }
         self.parse_script(number, script.as_deref())
     }

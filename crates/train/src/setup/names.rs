@@ -40,8 +40,9 @@ pub(crate) enum Hosts {
     InProgress,
 }
 
-/// Files that were read, by path: members may share a file.
-#[derive(Default)]
+/// Files that were read, by path. Members may share a file; and a run that needs a file again gets
+/// the contents that it has read first.
+#[derive(Clone, Debug, Default)]
 pub(super) struct ReadFiles {
     weights: BTreeMap<PathBuf, Arc<Weights>>,
     scripts: BTreeMap<PathBuf, Arc<ScriptFile>>,
@@ -113,6 +114,7 @@ pub(crate) struct Names {
     pub(super) blueprints: Blueprints,
     /// Policy that a new run starts from.
     pub(crate) policy: Option<Arc<PolicyFile>>,
+    pub(super) read: ReadFiles,
     moved: Option<Moved>,
 }
 
@@ -142,6 +144,16 @@ impl MemberNames {
         };
         let script = read.script(&config)?;
         Ok(Self { config, host, slots, init, script })
+    }
+
+    /// The files that were read for the member, with absolute paths.
+    ///
+    /// # Errors
+    /// As [`InputFile::with_absolute_path`].
+    pub(super) fn files(&self) -> Result<Vec<InputFile>> {
+        let init = self.init.iter().map(|weights| weights.input("init"));
+        let script = self.script.iter().map(|script| script.input());
+        init.chain(script).map(InputFile::with_absolute_path).collect()
     }
 }
 
@@ -226,15 +238,10 @@ impl Names {
     /// Input files of hosts and controllers except the initial policy, with the absolute paths that
     /// they had when the run began.
     fn files(&self) -> Result<Vec<InputFile>> {
-        let weights = |setting: &str, weights: &Weights| InputFile {
-            setting: setting.into(),
-            path: weights.path().into(),
-            checksum: weights.checksum(),
-        };
         let inits = self.members.iter().filter_map(|member| member.init.as_deref());
         let inits: BTreeMap<_, _> = inits.map(|file| (file.path(), file)).collect();
-        let init = inits.into_values().map(|file| weights("init", file));
-        let starts = self.starts.iter().map(|file| weights("start-topology", file));
+        let init = inits.into_values().map(|file| file.input("init"));
+        let starts = self.starts.iter().map(|file| file.input("start-topology"));
         let scripts = self.members.iter().filter_map(|member| member.script.as_deref());
         let scripts: BTreeMap<_, _> = scripts.map(|file| (file.path(), file)).collect();
         let script = scripts.into_values().map(ScriptFile::input);
@@ -280,7 +287,7 @@ impl Names {
         }
         let blueprints = Blueprints::read(config, others.blueprints)?;
         let (policy, moved) = (None, others.moved.cloned());
-        Ok(Self { devices, spec, isa, members, starts, blueprints, policy, moved })
+        Ok(Self { devices, spec, isa, members, starts, blueprints, policy, read, moved })
     }
 }
 

@@ -21,7 +21,7 @@ use meristem_nn::{HostTensor, Network, StateDict};
 
 use crate::config::types::TaskKind;
 use crate::error::{Error, Result};
-use crate::input_file::checksum;
+use crate::input_file::{InputFile, checksum};
 use crate::task::{TargetScale, task_of};
 
 /// Host that a weights file should have.
@@ -75,6 +75,11 @@ impl Weights {
     /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file, which the setting `setting` names, with its checksum.
+    pub(crate) fn input(&self, setting: &str) -> InputFile {
+        InputFile { setting: setting.into(), path: self.path.clone(), checksum: self.checksum() }
     }
 
     /// CRC-32 of tensors and metadata.

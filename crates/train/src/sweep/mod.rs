@@ -283,9 +283,11 @@ impl Sweep {
                     let mut random = Rng::new(config.seed, Purpose::Exploration, env, step);
                     let settings = self.settings(config, from);
                     let space = config.space.as_ref();
-                    let settings = space
-                        .map_or(settings.clone(), |space| space.perturb(&settings, &mut random));
-                    Change::Copy { member, from, settings }
+                    // Perturbed settings may contradict each other, such as widen_by and
+                    // widen_up_to. Then the copy has those of its origin.
+                    let perturbed = space.map(|space| space.perturb(&settings, &mut random));
+                    let usable = perturbed.filter(|own| config.of_new_member(own).is_ok());
+                    Change::Copy { member, from, settings: usable.unwrap_or(settings) }
                 };
                 rules::exploited(self, config.seed, steps).into_iter().map(copy).collect()
             }

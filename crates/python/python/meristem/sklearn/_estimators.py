@@ -221,7 +221,7 @@ class MeristemClassifier(ClassifierMixin, MeristemEstimator):  # type: ignore[mi
         found = np.unique(y)
         if len(found) < 2:
             raise ValueError(
-                f"y has 1 class, {found[0]!r}; a classifier needs samples of at least 2 classes"
+                f"y has 1 class, `{found[0]}`; a classifier needs samples of at least 2 classes"
             )
         self.classes_ = found if classes is None else classes
         return Fold(self._scaled(X, fit=True), np.searchsorted(self.classes_, y).astype(np.int64))

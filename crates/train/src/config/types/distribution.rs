@@ -30,9 +30,9 @@ impl Distribution {
     pub(super) const FORMS: &'static str =
         "choice:A|B, int:LOW,HIGH, uniform:LOW,HIGH or log_uniform:LOW,HIGH";
 
-    /// The distribution with this name.
-    pub(super) fn new(name: &str, values: &[String]) -> Result<Self, BadValue> {
-        let all = values.join(",");
+    /// The distribution with this name, for the setting `key`.
+    pub(super) fn new(key: &str, name: &str, values: &[String]) -> Result<Self, BadValue> {
+        let all = format!("{key}={name}:{}", values.join(","));
         let bounds = || -> Result<(f64, f64), BadValue> {
             let numbers: Vec<f64> = values.iter().filter_map(|v| v.trim().parse().ok()).collect();
             match numbers[..] {
@@ -62,7 +62,7 @@ impl Distribution {
                 (low, high) if low > 0.0 => Ok(Self::LogUniform(low, high)),
                 _ => Err(BadValue::new(&all, "numbers above 0, because they have logarithms")),
             },
-            _ => Err(BadValue::new(name, Self::FORMS)),
+            _ => Err(BadValue::new(&all, Self::FORMS)),
         }
     }
 

@@ -10,6 +10,9 @@ use crate::config::value::{FlagForm, SettingValue};
 /// Most members of a run, as many as a run may have envs.
 pub(crate) const MEMBERS_MAX: usize = 4096;
 
+/// Description of the forms of members.
+const FORMS: &str = "a list of tables, a table of lists, or text such as \"lr=0.1,0.03\"";
+
 /// Separator of the settings of a member in its text form.
 pub(crate) const SEPARATOR: &str = "; ";
 
@@ -248,12 +251,8 @@ impl TryFrom<Form> for Members {
 
 impl<'de> Deserialize<'de> for Members {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let form = Form::deserialize(deserializer).map_err(|_| {
-            de::Error::custom(
-                "members: expected a list of tables, a table of lists, or text such as \
-                 \"lr=0.1,0.03\"",
-            )
-        })?;
+        let form = Form::deserialize(deserializer)
+            .map_err(|_| de::Error::custom(format!("members: expected {FORMS}")))?;
         Self::try_from(form).map_err(|error| de::Error::custom(format!("members: {error}")))
     }
 }
@@ -274,7 +273,8 @@ impl SettingValue for Members {
     /// A grid, or the JSON of any form.
     fn parse(text: &str) -> Result<Self, BadValue> {
         if text.trim_start().starts_with(['[', '{']) {
-            return serde_json::from_str(text).map_err(|error| BadValue::new(text, error));
+            let form: Form = serde_json::from_str(text).map_err(|_| BadValue::new(text, FORMS))?;
+            return Self::try_from(form);
         }
         Self::parse_grid(text)
     }

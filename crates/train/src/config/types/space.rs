@@ -17,6 +17,10 @@ const OR: char = '|';
 /// Keyword before the condition of a dimension.
 const WHEN: &str = " when ";
 
+/// Description of the forms of a space.
+const FORMS: &str = "a table of distributions such as lr = { log_uniform = [0.001, 1] }, or text \
+                     such as \"lr=log_uniform:0.001,1\"";
+
 /// Settings that [`Space::perturb`] never changes. A copy has the weights, the optimiser's state
 /// and the controller's memory of its origin. More data is always better, so the share would only
 /// grow from copy to copy. A seed is not better near a good one.
@@ -49,7 +53,24 @@ impl Dimension {
         &self.distribution
     }
 
-    fn new(key: &str, distribution: Distribution, when: Option<&str>) -> Result<Self, BadValue> {
+    /// Texts of settings that show whether a setting accepts the values: all of a choice, the
+    /// bounds of numbers.
+    pub(crate) fn extremes(&self) -> Vec<String> {
+        match &self.distribution {
+            Distribution::Choice(values) => values.clone(),
+            Distribution::Int(low, high) => [low, high].map(i64::to_string).into(),
+            Distribution::Uniform(low, high) | Distribution::LogUniform(low, high) => {
+                [low, high].map(f64::to_string).into()
+            }
+        }
+    }
+
+    fn new(
+        key: &str,
+        distribution: &str,
+        values: &[String],
+        when: Option<&str>,
+    ) -> Result<Self, BadValue> {
         let condition = when.map(|text| {
             let expected = "KEY=VALUE|VALUE after `when`";
             let (key, values) =
@@ -57,7 +78,19 @@ impl Dimension {
             let values = values.split(OR).map(|value| value.trim().to_string()).collect();
             Ok(Condition { key: normal(key), values })
         });
-        Ok(Self { key: normal(key), distribution, condition: condition.transpose()? })
+        let key = normal(key);
+        let distribution = Distribution::new(&key, distribution, values)?;
+        Ok(Self { key, distribution, condition: condition.transpose()? })
+    }
+
+    /// The values of the condition that the dimension `other` never has.
+    fn impossible<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a str> {
+        let is_condition = |condition: &&Condition| condition.key == other.key;
+        let values = self.condition.iter().filter(is_condition).flat_map(|own| &own.values);
+        values.map(String::as_str).filter(|value| match &other.distribution {
+            Distribution::Choice(all) => !all.iter().any(|own| own == value),
+            _ => false,
+        })
     }
 
     /// Whether the condition holds among the drawn values.
@@ -91,7 +124,7 @@ impl FromStr for Dimension {
             "" => vec![],
             values => values.split(separator).map(String::from).collect(),
         };
-        Self::new(key, Distribution::new(name.trim(), &values)?, when)
+        Self::new(key, name.trim(), &values, when)
     }
 }
 
@@ -119,6 +152,16 @@ impl Space {
     /// The dimension of a setting.
     pub fn dimension(&self, key: &str) -> Option<&Dimension> {
         self.0.iter().find(|dimension| dimension.key == key)
+    }
+
+    /// The first condition on a value that its setting never has in the space, with the values that
+    /// it has.
+    pub(crate) fn impossible_condition(&self) -> Option<(&Dimension, &str, String)> {
+        let pairs = self.0.iter().flat_map(|own| self.0.iter().map(move |other| (own, other)));
+        let mut found = pairs.flat_map(|(own, other)| {
+            own.impossible(other).map(move |value| (own, value, other.extremes().join(", ")))
+        });
+        found.next()
     }
 
     fn new(dimensions: Vec<Dimension>) -> Result<Self, BadValue> {
@@ -203,7 +246,7 @@ fn of_table(key: &str, value: &toml::Value) -> Result<Dimension, BadValue> {
     };
     let values = values.as_array().ok_or_else(wrong)?;
     let values = values.iter().map(text_of).collect::<Result<Vec<_>, _>>()?;
-    Dimension::new(key, Distribution::new(name, &values)?, when)
+    Dimension::new(key, name, &values, when)
 }
 
 impl TryFrom<Form> for Space {
@@ -238,12 +281,8 @@ impl FromStr for Space {
 
 impl<'de> Deserialize<'de> for Space {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let form = Form::deserialize(deserializer).map_err(|_| {
-            de::Error::custom(
-                "space: expected a table of distributions such as lr = { log_uniform = [0.001, 1] \
-                 }, or text such as \"lr=log_uniform:0.001,1\"",
-            )
-        })?;
+        let form = Form::deserialize(deserializer)
+            .map_err(|_| de::Error::custom(format!("space: expected {FORMS}")))?;
         Self::try_from(form).map_err(|error| de::Error::custom(format!("space: {error}")))
     }
 }
@@ -264,7 +303,8 @@ impl SettingValue for Space {
     /// Texts separated by `;`, or the JSON of any form.
     fn parse(text: &str) -> Result<Self, BadValue> {
         if text.trim_start().starts_with(['[', '{']) {
-            return serde_json::from_str(text).map_err(|error| BadValue::new(text, error));
+            let form: Form = serde_json::from_str(text).map_err(|_| BadValue::new(text, FORMS))?;
+            return Self::try_from(form);
         }
         text.parse()
     }
@@ -382,7 +422,9 @@ mod tests {
             ("lr=uniform:0", "two finite numbers"),
             ("lr=log_uniform:0,1", "above 0"),
             ("lr=int:0.5,2", "whole numbers"),
-            ("host=choice:", "at least one value"),
+            ("host=choice:", "got `host=choice:`, expected at least one value"),
+            (r#"{"lr": {"uniform": [1, 0]}}"#, "got `lr=uniform:1,0`, expected two finite"),
+            (r#"{"lr": {"normal": [1, 0]}}"#, "got `lr=normal:1,0`, expected choice:A|B"),
             ("lr=uniform:0,1;lr=uniform:0,2", "once"),
             ("lr=uniform:0,1 when host=a", "`host` in the space"),
             ("host=choice:a|b; lr=uniform:0,1 when host", "after `when`"),
