@@ -88,6 +88,11 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
         HostLayer::Conv2d { out, kernel, .. } => {
             vec![format!("conv {kernel}"), format!("{out} channels")]
         }
+        HostLayer::Conv1d { out, kernel, .. } => {
+            vec![format!("conv {kernel}"), format!("{out} channels")]
+        }
+        HostLayer::MaxPool1d { kernel, .. } => vec![format!("pool {kernel}")],
+        HostLayer::AvgPool1d { kernel, .. } => vec![format!("mean of {kernel}")],
         HostLayer::MaxPool2d { kernel, .. } => vec![format!("pool {kernel}")],
         HostLayer::AvgPool2d { kernel, .. } => vec!["mean of".into(), kernel.to_string()],
         HostLayer::GlobalAvgPool => vec!["mean".into()],

@@ -128,7 +128,8 @@ def test_every_layer_survives_a_description() -> None:
     assert again == host and again.description == host.description
     assert hash(again) == hash(host) and host != meristem.Host("deep")
     inside = {nn.GroupNorm, nn.Tanh, nn.Sigmoid, nn.BatchNorm, nn.GlobalMaxPool, nn.GlobalAvgPool}
-    assert {type(layer) for layer in layers} | inside == set(nn.KINDS.values())
+    signals = {nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d}
+    assert {type(layer) for layer in layers} | inside | signals == set(nn.KINDS.values())
     assert [layer.name for layer in host.summary((3, 9, 9)).layers if layer.depth] == [
         "layers.2.body.0",
         None,
@@ -140,6 +141,26 @@ def test_every_layer_survives_a_description() -> None:
     ]
     ready = meristem.Host("resnet8")
     assert meristem.Host(*ready.layers) == ready
+
+
+def test_layers_of_signals_survive_a_description() -> None:
+    host = meristem.Host(
+        nn.Conv1d(8, 5, 2, 3, groups=2, bias=True, dilation=2, name="stem"),
+        nn.MaxPool1d(3, 2, 1),
+        nn.Slot("a"),
+        nn.Conv1d(6, 3, padding="valid"),
+        nn.AvgPool1d(2),
+        nn.GlobalAvgPool(),
+        nn.Linear("classes"),
+    )
+    again = meristem.Host(*host.layers)
+    assert again == host and again.description == host.description
+    summary = host.summary((2, 40))
+    assert [layer.output for layer in summary.layers[:5]] == [
+        (8, 1, 19), (8, 1, 10), (8, 1, 10), (6, 1, 8), (6, 1, 4),
+    ]  # fmt: skip
+    with pytest.raises(errors.SettingError, match="it takes signals, .* use `conv2d`"):
+        host.summary((2, 40, 40))
 
 
 @pytest.mark.parametrize(
