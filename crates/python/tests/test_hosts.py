@@ -96,6 +96,28 @@ def test_members_have_rates_of_dropout(tmp_path: Path, monkeypatch: pytest.Monke
         meristem.train(host="mlp:8", dataset="mnist1d", dropout=0.1, controller="none", steps=1)
 
 
+def test_a_host_and_weights_are_drawn_in_notebooks(tiny: dict[str, Any], tmp_path: Path) -> None:
+    host = meristem.Host(nn.Flatten(), nn.Linear(8), nn.Slot("a"), nn.Linear("classes"))
+    picture = host._repr_svg_()
+    assert picture == host.svg() and picture.startswith("<svg") and picture.endswith("</svg>\n")
+    assert all(f">{text}</text>" in picture for text in ("flatten", "linear", "a"))
+    plant = {"op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_light"}
+    run = meristem.train(
+        **{**tiny, "min_training_steps": 1}, controller=lambda env: plant if env.step == 1 else None
+    )
+    weights = meristem.weights.load(run.weights(0))
+    drawn = weights._repr_svg_()
+    assert drawn is not None and ">conv_light</text>" in drawn and ">dormant</text>" in drawn
+    [stage] = {slot["stage"] for slot in weights.metadata["topology"]["slots"]} - {"dormant"}
+    assert f'fill="{ {"germinated": "#f0e442", "training": "#56b4e9"}[stage] }"' in drawn
+    assert ">conv_light</text>" not in meristem.Host("minimal").svg()
+    bare = meristem.weights.Weights({}, {})
+    assert bare._repr_svg_() is None
+    for broken in (bare, meristem.weights.Weights({}, {"topology": {"host": "nothing", "slots": []}})):
+        with pytest.raises(errors.WeightsError, match="no sound `topology`"):
+            broken.svg()
+
+
 ACTIVATIONS = (nn.ELU, nn.GELU, nn.GELUTanh, nn.SiLU, nn.Softplus, nn.HardSwish)
 
 

@@ -70,7 +70,8 @@ impl fmt::Display for PerAxis {
     }
 }
 
-/// Zeros around an image or a signal; `S` is [`PerAxis`] for images, a number of points for signals.
+/// Zeros around an image or a signal; `S` is [`PerAxis`] for images, a number of points for
+/// signals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Padding<S = PerAxis> {

@@ -156,8 +156,8 @@ impl GraphBuilder {
         Ok(self.push(NodeOp::Conv2d { x, weight, bias, geometry }, Dims { c: out, h, w }))
     }
 
-    /// Convolution of a signal, an image with one row: as [`GraphBuilder::conv2d`], but with weights
-    /// of PyTorch's shape `[out, in/groups, k]`. `geometry` has one row.
+    /// Convolution of a signal, an image with one row: as [`GraphBuilder::conv2d`], but with
+    /// weights of PyTorch's shape `[out, in/groups, k]`. `geometry` has one row.
     pub fn conv1d(
         &mut self,
         x: NodeId,
