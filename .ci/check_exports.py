@@ -139,7 +139,9 @@ def check_onnx(scratch: Path) -> None:
 
 #: Layers of a host for signals of two channels.
 SIGNALS = [
-    {"conv2d": {"out": 6, "kernel": [1, 5], "stride": [1, 2]}}, "batch_norm", "relu", {"slot": {"name": "s"}},
+    {"conv1d": {"out": 6, "kernel": 5, "stride": 2}}, "batch_norm", "relu", {"slot": {"name": "s"}},
+    {"max_pool1d": {"kernel": 3, "stride": 1, "padding": 1}}, {"conv2d": {"out": 6, "kernel": [1, 3]}}, "tanh",
+    {"conv1d": {"out": 4, "kernel": 2, "padding": 1, "groups": 2, "bias": True}}, {"avg_pool1d": {"kernel": 2}},
     "flatten", {"linear": {"out": "classes"}},
 ]
 

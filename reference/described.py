@@ -1,4 +1,4 @@
-"""Writes golden/host_{residual,mixed,joined,normed,dropped}.safetensors: the first SGD steps of hosts that are described
+"""Writes golden/host_{residual,mixed,joined,normed,dropped,signals}.safetensors: the first SGD steps of hosts that are described
 layer by layer. The metadata has the description, in JSON.
 
 The modules are written out by hand, so that they do not share a reader of descriptions with the test.
@@ -298,11 +298,39 @@ DROPPED = [
 ]  # fmt: skip
 
 
-def write(name: str, make: Callable[[], nn.Module], layers: list[Any], side: int) -> None:
+class Signals(Host):
+    """Signals, which the file has as images of one row."""
+
+    def __init__(self) -> None:
+        body = [nn.Conv1d(10, 10, 3, padding=2, dilation=2, groups=10, bias=False), nn.GroupNorm(2, 10), nn.Tanh()]
+        super().__init__(
+            nn.Conv1d(3, 10, 5, stride=2, padding=2, bias=False), nn.BatchNorm1d(10), nn.ReLU(), Identity(),
+            Residual(nn.Sequential(*body)), nn.MaxPool1d(3, 2, 1),
+            nn.Conv1d(10, 12, 4, padding=1, groups=2), nn.SiLU(), nn.AvgPool1d(2), Identity(),
+            nn.Conv1d(12, 7, 3, bias=False), nn.Flatten(), nn.Linear(7 * 3, CLASSES),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.squeeze(2))
+
+
+SIGNALS = [
+    {"conv1d": {"out": 10, "kernel": 5, "stride": 2}}, "batch_norm", "relu", {"slot": {"name": "stem"}},
+    {"residual": {"body": [
+        {"conv1d": {"out": 10, "kernel": 3, "dilation": 2, "groups": 10}}, {"group_norm": {"groups": 2}}, "tanh",
+    ]}},
+    {"max_pool1d": {"kernel": 3, "stride": 2, "padding": 1}},
+    {"conv1d": {"out": 12, "kernel": 4, "padding": 1, "groups": 2, "bias": True}}, "silu",
+    {"avg_pool1d": {"kernel": 2}}, {"slot": {"name": "late"}},
+    {"conv1d": {"out": 7, "kernel": 3, "padding": "valid"}}, "flatten", {"linear": {"out": "classes"}},
+]  # fmt: skip
+
+
+def write(name: str, make: Callable[[], nn.Module], layers: list[Any], side: int, rows: int | None = None) -> None:
     torch.manual_seed(SEED)
     description = json.dumps({"name": name, "layers": layers})
     recipe = "reference/described.py: the first SGD steps of a described host"
-    write_host(name, make, side, 20, recipe, description=description)
+    write_host(name, make, side, 20, recipe, rows=rows, description=description)
 
 
 if __name__ == "__main__":
@@ -312,3 +340,4 @@ if __name__ == "__main__":
     write("joined", Joined, JOINED, 12)
     write("normed", normed, NORMED, 14)
     write("dropped", dropped, DROPPED, 12)
+    write("signals", Signals, SIGNALS, 43, rows=1)

@@ -21,13 +21,13 @@ LR, MOMENTUM, WEIGHT_DECAY, CLIP_NORM = 0.01, 0.9, 5e-4, 1.0
 HOSTS = {"baseline": (16, 20), "deep": (32, 4), "minimal": (16, 20)}
 
 
-def make_data(preset: str, side: int, batches: int) -> tuple[Tensor, Tensor]:
-    """u8 images [batches, BATCH, 3, side, side] and u8 labels [batches, BATCH]."""
+def make_data(preset: str, rows: int, side: int, batches: int) -> tuple[Tensor, Tensor]:
+    """u8 images [batches, BATCH, 3, rows, side] and u8 labels [batches, BATCH]."""
     source = generator(preset)
     labels = torch.randint(CLASSES, (batches, BATCH), generator=source)
     coarse = torch.randn((CLASSES, 3, 4, 4), generator=source)
-    patterns = F.interpolate(coarse, size=(side, side), mode="bilinear")
-    noise = torch.randn((batches, BATCH, 3, side, side), generator=source)
+    patterns = F.interpolate(coarse, size=(rows, side), mode="bilinear")
+    noise = torch.randn((batches, BATCH, 3, rows, side), generator=source)
     images = 128.0 + 45.0 * patterns[labels] + 30.0 * noise
     return images.round().clamp(0, 255).to(torch.uint8), labels.to(torch.uint8)
 
@@ -66,11 +66,12 @@ def write(preset: str, side: int, batches: int) -> None:
 
 
 def write_host(
-    name: str, make: Callable[[], nn.Module], side: int, batches: int, recipe: str, **metadata: Any
-) -> None:
+    name: str, make: Callable[[], nn.Module], side: int, batches: int, recipe: str, *, rows: int | None = None,
+    **metadata: Any,
+) -> None:  # fmt: skip
     host = make()
     init = state(host)
-    images, labels = make_data(name, side, batches)
+    images, labels = make_data(name, rows or side, side, batches)
     losses = train(host, images, labels, torch.float32)
     final = state(host)
 

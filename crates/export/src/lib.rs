@@ -1,5 +1,5 @@
-//! Files of other tools, as bytes: ONNX models, and records of TensorBoard's event files. The crate
-//! does no I/O and uses no device.
+//! Files of other tools, as bytes: ONNX models, records of TensorBoard's event files, and drawings
+//! in SVG. The crate does no I/O and uses no device.
 //!
 //! ```
 //! use meristem_export::tensorboard::{SeriesValue, file_start, values};
@@ -14,5 +14,6 @@
 //! [`onnx::encode`] does the same for a network.
 #![forbid(unsafe_code)]
 
+pub mod drawing;
 pub mod onnx;
 pub mod tensorboard;

@@ -8,7 +8,6 @@ mod commands;
 mod environment;
 mod escape;
 mod failure;
-mod host_parts;
 mod notes;
 mod page;
 mod plain;

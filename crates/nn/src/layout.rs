@@ -7,6 +7,7 @@
 //! | parameter | PyTorch | packed |
 //! |---|---|---|
 //! | convolution | `[out, in/g, kh, kw]` | `[g][kh][kw][in/g][pad(out/g)]` |
+//! | of signals | `[out, in/g, k]` | as with kh = 1 |
 //! | depthwise (g = in = out) | `[c, 1, kh, kw]` | `[kh][kw][pad(c)]` |
 //! | linear | `[out, in]` | `[in][pad(out)]` |
 //! | vector | `[c]` | `[c]` |
@@ -50,6 +51,9 @@ impl Packing {
             (ParamKind::ConvWeight { groups }, &[out, 1, kh, kw]) if groups == out => {
                 // Depthwise: channels are the lanes, one block.
                 Self::rows(1, kh * kw, 1, out)
+            }
+            (ParamKind::ConvWeight { .. }, &[out, inputs, points]) => {
+                Self::new(kind, &[out, inputs, 1, points])
             }
             (ParamKind::ConvWeight { groups }, &[out, inputs, kh, kw]) => {
                 Self::rows(groups, kh * kw, inputs, out / groups.max(1))
@@ -263,12 +267,13 @@ mod tests {
         #[test]
         fn unpack_undoes_pack(
             groups in 1usize..4, out_g in 1usize..20, in_g in 1usize..5, kh in 1usize..4,
-            kw in 1usize..4, form in 0usize..4,
+            kw in 1usize..4, form in 0usize..5,
         ) {
             let (kind, shape) = match form {
                 0 => (ParamKind::ConvWeight { groups }, vec![groups * out_g, in_g, kh, kw]),
                 1 => (ParamKind::ConvWeight { groups: out_g }, vec![out_g, 1, kh, kw]),
                 2 => (ParamKind::LinearWeight, vec![out_g, in_g]),
+                3 => (ParamKind::ConvWeight { groups }, vec![groups * out_g, in_g, kw]),
                 _ => (ParamKind::Vector, if out_g == 1 { vec![] } else { vec![out_g] }),
             };
             let packing = Packing::new(kind, &shape);

@@ -1,6 +1,7 @@
 //! Hosts without weights.
 
-use meristem_grow::TaskShape;
+use meristem_export::drawing::{DrawnSlot, svg, topology};
+use meristem_grow::{Stage, TaskShape};
 use meristem_train::read_host;
 use pyo3::prelude::*;
 
@@ -35,4 +36,20 @@ pub(crate) fn host_text(py: Python<'_>, text: &str) -> PyResult<String> {
 #[pyfunction]
 pub(crate) fn host_description(py: Python<'_>, text: &str) -> PyResult<String> {
     detached(py, || Ok::<_, Failure>(read_host(text)?.description().to_owned()))
+}
+
+/// The drawing of a host as SVG, with slots as (name, stage, text).
+#[pyfunction]
+pub(crate) fn host_svg(
+    py: Python<'_>,
+    text: &str,
+    slots: Vec<(String, String, String)>,
+) -> PyResult<String> {
+    let drawn = |(slot, stage, text): (String, String, String)| DrawnSlot {
+        slot,
+        stage: Stage::ALL.into_iter().find(|known| known.to_string() == stage),
+        text,
+    };
+    let slots: Vec<DrawnSlot> = slots.into_iter().map(drawn).collect();
+    detached(py, || Ok::<_, Failure>(svg(&topology(&read_host(text)?, &slots))))
 }

@@ -63,7 +63,7 @@ mod _meristem {
     #[pymodule_export]
     use super::growth::growth_bench;
     #[pymodule_export]
-    use super::hosts::{host_description, host_summary, host_text};
+    use super::hosts::{host_description, host_summary, host_svg, host_text};
     #[pymodule_export]
     use super::learners::LearnerLoop;
     #[pymodule_export]

@@ -96,6 +96,28 @@ def test_members_have_rates_of_dropout(tmp_path: Path, monkeypatch: pytest.Monke
         meristem.train(host="mlp:8", dataset="mnist1d", dropout=0.1, controller="none", steps=1)
 
 
+def test_a_host_and_weights_are_drawn_in_notebooks(tiny: dict[str, Any], tmp_path: Path) -> None:
+    host = meristem.Host(nn.Flatten(), nn.Linear(8), nn.Slot("a"), nn.Linear("classes"))
+    picture = host._repr_svg_()
+    assert picture == host.svg() and picture.startswith("<svg") and picture.endswith("</svg>\n")
+    assert all(f">{text}</text>" in picture for text in ("flatten", "linear", "a"))
+    plant = {"op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_light"}
+    run = meristem.train(
+        **{**tiny, "min_training_steps": 1}, controller=lambda env: plant if env.step == 1 else None
+    )
+    weights = meristem.weights.load(run.weights(0))
+    drawn = weights._repr_svg_()
+    assert drawn is not None and ">conv_light</text>" in drawn and ">dormant</text>" in drawn
+    [stage] = {slot["stage"] for slot in weights.metadata["topology"]["slots"]} - {"dormant"}
+    assert f'fill="{ {"germinated": "#f0e442", "training": "#56b4e9"}[stage] }"' in drawn
+    assert ">conv_light</text>" not in meristem.Host("minimal").svg()
+    bare = meristem.weights.Weights({}, {})
+    assert bare._repr_svg_() is None
+    for broken in (bare, meristem.weights.Weights({}, {"topology": {"host": "nothing", "slots": []}})):
+        with pytest.raises(errors.WeightsError, match="no sound `topology`"):
+            broken.svg()
+
+
 ACTIVATIONS = (nn.ELU, nn.GELU, nn.GELUTanh, nn.SiLU, nn.Softplus, nn.HardSwish)
 
 
@@ -128,7 +150,8 @@ def test_every_layer_survives_a_description() -> None:
     assert again == host and again.description == host.description
     assert hash(again) == hash(host) and host != meristem.Host("deep")
     inside = {nn.GroupNorm, nn.Tanh, nn.Sigmoid, nn.BatchNorm, nn.GlobalMaxPool, nn.GlobalAvgPool}
-    assert {type(layer) for layer in layers} | inside == set(nn.KINDS.values())
+    signals = {nn.Conv1d, nn.MaxPool1d, nn.AvgPool1d}
+    assert {type(layer) for layer in layers} | inside | signals == set(nn.KINDS.values())
     assert [layer.name for layer in host.summary((3, 9, 9)).layers if layer.depth] == [
         "layers.2.body.0",
         None,
@@ -140,6 +163,26 @@ def test_every_layer_survives_a_description() -> None:
     ]
     ready = meristem.Host("resnet8")
     assert meristem.Host(*ready.layers) == ready
+
+
+def test_layers_of_signals_survive_a_description() -> None:
+    host = meristem.Host(
+        nn.Conv1d(8, 5, 2, 3, groups=2, bias=True, dilation=2, name="stem"),
+        nn.MaxPool1d(3, 2, 1),
+        nn.Slot("a"),
+        nn.Conv1d(6, 3, padding="valid"),
+        nn.AvgPool1d(2),
+        nn.GlobalAvgPool(),
+        nn.Linear("classes"),
+    )
+    again = meristem.Host(*host.layers)
+    assert again == host and again.description == host.description
+    summary = host.summary((2, 40))
+    assert [layer.output for layer in summary.layers[:5]] == [
+        (8, 1, 19), (8, 1, 10), (8, 1, 10), (6, 1, 8), (6, 1, 4),
+    ]  # fmt: skip
+    with pytest.raises(errors.SettingError, match="it takes signals, .* use `conv2d`"):
+        host.summary((2, 40, 40))
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,9 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
     if outputs != OutputForm::CLASSES {
         metadata.push(("outputs".into(), serde_json::json!(outputs).to_string()));
     }
+    if let Some(rules) = weights.table_rules()? {
+        metadata.push(("table".into(), serde_json::json!(rules).to_string()));
+    }
     let bytes = onnx::encode(&onnx::OnnxNetwork {
         graph: &graph,
         state: &weights.state,

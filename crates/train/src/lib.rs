@@ -141,4 +141,5 @@ pub use setup::{dataset_spec, with_policy};
 pub use study::{StudyConfig, compare};
 pub use summary::Summary;
 pub use sweep::{EndReason, losers};
+pub use task::check_task;
 pub use verify::{FileState, VerifiedFile, verify};

@@ -107,7 +107,7 @@ impl Task {
     /// [`Error::Value`]: a task that the targets are not for, or a loss, a smoothing or weights
     /// that the task does not have.
     pub(crate) fn new(settings: &TaskSettings, info: &DatasetInfo) -> Result<Self> {
-        let kind = kind_of(settings, info)?;
+        let kind = check_task(settings.task, &info.name, info.targets)?;
         let loss = loss_of(settings, info, kind)?;
         let score = match kind.score() {
             ScoreKind::F1 => Score::F1,
@@ -160,18 +160,21 @@ fn variance_of(targets: &[f32], outputs: usize) -> f64 {
     target_squares(targets, outputs) / samples.max(1) as f64
 }
 
-fn kind_of(settings: &TaskSettings, info: &DatasetInfo) -> Result<TaskKind> {
-    let own = task_of(info.targets);
-    if settings.task == TaskKind::Auto || settings.task == own {
+/// The task of a run on a dataset with these targets, if the setting `task` is `asked`.
+///
+/// # Errors
+/// [`Error::Value`]: a task that the targets are not for.
+pub fn check_task(asked: TaskKind, dataset: &str, targets: TargetKind) -> Result<TaskKind> {
+    let own = task_of(targets);
+    if asked == TaskKind::Auto || asked == own {
         return Ok(own);
     }
-    let has = match info.targets {
+    let has = match targets {
         TargetKind::Classes => "one class for each sample",
         TargetKind::Labels => "several labels for each sample",
         TargetKind::Numbers => "numbers",
     };
-    let asked = settings.task;
-    let is_table = info.name == Source::Table.name();
+    let is_table = dataset == Source::Table.name();
     let source = match asked {
         TaskKind::Classify if is_table => "one target column of text or of whole numbers",
         TaskKind::Multilabel if is_table => "a file of arrays, because tables have no labels",
@@ -180,10 +183,8 @@ fn kind_of(settings: &TaskSettings, info: &DatasetInfo) -> Result<TaskKind> {
         TaskKind::Regress => "a file of arrays train_targets",
         _ => "a file of arrays train_labels [N] of integers",
     };
-    let expected = format!(
-        "auto or {own}, because dataset {} has {has}; for {asked} give {source}",
-        info.name
-    );
+    let expected =
+        format!("auto or {own}, because dataset {dataset} has {has}; for {asked} give {source}");
     Err(Error::value("task", asked, expected))
 }
 

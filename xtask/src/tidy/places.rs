@@ -48,7 +48,7 @@ const LISTS: [List; 8] = [
         places: &[
             "crates/grow/src/spec/description.rs",
             "crates/grow/src/spec/walk.rs",
-            "crates/meristem/src/host_parts.rs",
+            "crates/export/src/drawing/parts.rs",
             "crates/python/python/meristem/nn.py",
             "crates/python/python/meristem/network.py",
             "docs/hosts.md",

@@ -431,6 +431,14 @@ fn many_classes_of_whole_numbers_are_noted() {
     assert_eq!(notes, [expected]);
 }
 
+/// A file is of another format if binary data follow the letters.
+#[test]
+fn a_column_may_have_the_name_of_a_format() {
+    for text in ["PAR1,y\n1,2\n", "ARROW1,y\n1,2\n", "ARROW1é,y\n1,2\n"] {
+        assert_eq!(Table::strict(text, "y").info().channels, 1, "{text}");
+    }
+}
+
 /// A build without Parquet names the format, and the feature that reads it.
 #[cfg(not(feature = "parquet"))]
 #[test]

@@ -262,11 +262,12 @@ impl<'a> OnnxBuilder<'a> {
         for (param, is_weight) in [(Some(weight), true), (bias, false)] {
             let Some(id) = param else { continue };
             let shape = &self.network.graph.params[id.index()].shape;
-            let square = match shape[..] {
+            let of_images = match shape[..] {
                 [outputs, of_each] if is_weight => Some([outputs, of_each, 1, 1]),
+                [outputs, of_each, points] if is_weight => Some([outputs, of_each, 1, points]),
                 _ => None,
             };
-            inputs.push(self.param(id, square.as_ref().map(|shape| &shape[..]))?);
+            inputs.push(self.param(id, of_images.as_ref().map(|shape| &shape[..]))?);
         }
         let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
         let mut attributes = vec![

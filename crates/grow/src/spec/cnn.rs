@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::error::HostError;
-use super::host_layer::{Features, HostLayer};
+use super::host_layer::HostLayer;
+use super::layer_values::Features;
 use super::per_axis::PerAxis;
 use super::slot_name::SlotName;
 use crate::suggest::nearest;

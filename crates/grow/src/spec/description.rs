@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::error::HostError;
-use super::host_layer::{BranchJoin, Features, HostLayer, for_each_layer};
+use super::host_layer::{HostLayer, for_each_layer};
+use super::layer_values::{BranchJoin, Features};
 use super::limits::{
     DEPTH_MAX, DESCRIPTION_BYTES_MAX, LAYERS_MAX, NAME_CHARS_MAX, SIZE_MAX, WINDOW_MAX,
 };
@@ -21,8 +22,9 @@ const FIRST_VERSION: u32 = 1;
 /// would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
-const KINDS: [&str; 27] = [
+const KINDS: [&str; 30] = [
     "conv2d",
+    "conv1d",
     "batch_norm",
     "group_norm",
     "layer_norm",
@@ -40,6 +42,8 @@ const KINDS: [&str; 27] = [
     "dropout",
     "max_pool2d",
     "avg_pool2d",
+    "max_pool1d",
+    "avg_pool1d",
     "slot",
     "global_avg_pool",
     "global_max_pool",
@@ -414,6 +418,18 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
             let around = padding.around(kernel, dilation);
             window("padding", around.map_err(|problem| format!("`{name}`: {problem}"))?, 0)
         }
+        HostLayer::Conv1d { out, kernel, stride, padding, dilation, groups, .. } => {
+            size("out", out, 1, SIZE_MAX)?;
+            size("kernel", kernel, 1, WINDOW_MAX)?;
+            size("stride", stride, 1, WINDOW_MAX)?;
+            size("dilation", dilation, 1, WINDOW_MAX)?;
+            size("groups", groups, 1, SIZE_MAX)?;
+            let around = padding
+                .of_row()
+                .around(PerAxis::of_signal(1, kernel), PerAxis::of_signal(1, dilation));
+            let around = around.map_err(|problem| format!("`{name}`: {problem}"))?;
+            size("padding", around.columns, 0, WINDOW_MAX)
+        }
         HostLayer::GroupNorm { groups, .. } => size("groups", groups, 1, SIZE_MAX),
         HostLayer::LeakyRelu { slope } if !(slope.0.is_finite() && slope.0 >= 0.0) => {
             Err(format!("`leaky_relu`: `slope` must be a number of at least 0, got {}", slope.0))
@@ -426,6 +442,12 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
             window("kernel", kernel, 1)?;
             window("stride", stride.unwrap_or(kernel), 1)?;
             window("padding", padding, 0)
+        }
+        HostLayer::MaxPool1d { kernel, stride, padding, .. }
+        | HostLayer::AvgPool1d { kernel, stride, padding, .. } => {
+            size("kernel", kernel, 1, WINDOW_MAX)?;
+            size("stride", stride.unwrap_or(kernel), 1, WINDOW_MAX)?;
+            size("padding", padding, 0, WINDOW_MAX)
         }
         HostLayer::Linear { out: Features::Count(out), .. } => size("out", out, 1, SIZE_MAX),
         _ => Ok(()),

@@ -1,10 +1,10 @@
 //! Layers of a host, as data.
 
 use std::fmt;
-use std::hash::{Hash, Hasher};
 
 use serde::{Deserialize, Serialize};
 
+use super::layer_values::{BranchJoin, DropRate, Features, Slope};
 use super::per_axis::{Padding, PerAxis};
 use super::slot_name::SlotName;
 
@@ -34,7 +34,32 @@ pub enum HostLayer {
         dilation: PerAxis,
         /// Groups of channels that are convolved separately; as many as channels for a depthwise
         /// convolution.
-        #[serde(default = "one_group", skip_serializing_if = "is_one_group")]
+        #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
+        groups: usize,
+        /// Whether it has a bias.
+        #[serde(default, skip_serializing_if = "is_false")]
+        bias: bool,
+    },
+    /// Convolution of a signal, with weights of PyTorch's `Conv1d`.
+    Conv1d {
+        /// Prefix of the tensor names.
+        #[serde(default)]
+        name: String,
+        /// Output channels.
+        out: usize,
+        /// Points of a window.
+        kernel: usize,
+        /// Distance of neighbouring windows.
+        #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
+        stride: usize,
+        /// Zeros before and after the signal.
+        #[serde(default, skip_serializing_if = "is_same")]
+        padding: Padding<usize>,
+        /// Distance of neighbouring points of a window.
+        #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
+        dilation: usize,
+        /// As for images.
+        #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
         groups: usize,
         /// Whether it has a bias.
         #[serde(default, skip_serializing_if = "is_false")]
@@ -127,6 +152,34 @@ pub enum HostLayer {
         #[serde(default = "zero", skip_serializing_if = "is_zero")]
         padding: PerAxis,
     },
+    /// Maximum of each window of a signal; padding never wins.
+    MaxPool1d {
+        /// Name for errors.
+        #[serde(default)]
+        name: String,
+        /// Points of a window.
+        kernel: usize,
+        /// Distance of neighbouring windows; `None` for windows without overlap.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stride: Option<usize>,
+        /// Points before and after the signal, at most half a window.
+        #[serde(default, skip_serializing_if = "is_number_zero")]
+        padding: usize,
+    },
+    /// Mean of each window of a signal; padding counts as zeros.
+    AvgPool1d {
+        /// Name for errors.
+        #[serde(default)]
+        name: String,
+        /// Points of a window.
+        kernel: usize,
+        /// Distance of neighbouring windows; `None` for windows without overlap.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        stride: Option<usize>,
+        /// Points before and after the signal, at most half a window.
+        #[serde(default, skip_serializing_if = "is_number_zero")]
+        padding: usize,
+    },
     /// Place for a module that preserves the shape; the identity without a module.
     Slot {
         /// Name, unique in the host.
@@ -184,74 +237,6 @@ pub enum HostLayer {
     },
 }
 
-/// Slope of a leaky ReLU, 0.01 by default. Slopes are equal if their bits are.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Slope(pub f32);
-
-impl Default for Slope {
-    fn default() -> Self {
-        Self(0.01)
-    }
-}
-
-/// Probability that dropout drops an element. Probabilities are equal if their bits are.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct DropRate(pub f32);
-
-macro_rules! equal_by_bits {
-    ($($number:ty),*) => {$(
-        impl PartialEq for $number {
-            fn eq(&self, other: &Self) -> bool {
-                self.0.to_bits() == other.0.to_bits()
-            }
-        }
-
-        impl Eq for $number {}
-
-        impl Hash for $number {
-            fn hash<H: Hasher>(&self, state: &mut H) {
-                self.0.to_bits().hash(state);
-            }
-        }
-    )*};
-}
-equal_by_bits!(Slope, DropRate);
-
-/// Formula that joins branches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BranchJoin {
-    /// The sum; all have one shape.
-    Add,
-    /// The product, element by element; all have one shape.
-    Multiply,
-    /// Channels side by side; all have the same rows and columns.
-    Concat,
-}
-
-impl fmt::Display for BranchJoin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            BranchJoin::Add => "sum",
-            BranchJoin::Multiply => "product",
-            BranchJoin::Concat => "concatenation",
-        })
-    }
-}
-
-/// Output features of a linear layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Features {
-    /// One per class of the dataset.
-    Classes,
-    /// This many.
-    #[serde(untagged)]
-    Count(usize),
-}
-
 fn one() -> PerAxis {
     PerAxis::both(1)
 }
@@ -268,16 +253,20 @@ fn is_zero(size: &PerAxis) -> bool {
     *size == zero()
 }
 
-fn one_group() -> usize {
+fn number_one() -> usize {
     1
 }
 
-fn is_one_group(groups: &usize) -> bool {
-    *groups == 1
+fn is_number_one(number: &usize) -> bool {
+    *number == 1
 }
 
-fn is_same(padding: &Padding) -> bool {
-    *padding == Padding::Same
+fn is_number_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+fn is_same<S>(padding: &Padding<S>) -> bool {
+    matches!(padding, Padding::Same)
 }
 
 fn yes() -> bool {
@@ -324,6 +313,7 @@ impl HostLayer {
     pub fn tensors(&self) -> Option<&str> {
         match self {
             HostLayer::Conv2d { name, .. }
+            | HostLayer::Conv1d { name, .. }
             | HostLayer::BatchNorm { name }
             | HostLayer::GroupNorm { name, .. }
             | HostLayer::LayerNorm { name }
@@ -339,6 +329,8 @@ impl HostLayer {
             HostLayer::Dropout { name, .. }
             | HostLayer::MaxPool2d { name, .. }
             | HostLayer::AvgPool2d { name, .. }
+            | HostLayer::MaxPool1d { name, .. }
+            | HostLayer::AvgPool1d { name, .. }
             | HostLayer::Residual { name, .. }
             | HostLayer::Branches { name, .. }
             | HostLayer::Save { name } => Some(name),
@@ -351,6 +343,7 @@ impl HostLayer {
     pub(super) fn name_mut(&mut self) -> Option<&mut String> {
         match self {
             HostLayer::Conv2d { name, .. }
+            | HostLayer::Conv1d { name, .. }
             | HostLayer::BatchNorm { name }
             | HostLayer::GroupNorm { name, .. }
             | HostLayer::LayerNorm { name }
@@ -358,6 +351,8 @@ impl HostLayer {
             | HostLayer::Dropout { name, .. }
             | HostLayer::MaxPool2d { name, .. }
             | HostLayer::AvgPool2d { name, .. }
+            | HostLayer::MaxPool1d { name, .. }
+            | HostLayer::AvgPool1d { name, .. }
             | HostLayer::Linear { name, .. }
             | HostLayer::Residual { name, .. }
             | HostLayer::Branches { name, .. } => Some(name),
@@ -420,19 +415,44 @@ pub(super) fn for_each_layer<'a>(layers: &'a [HostLayer], visit: &mut impl FnMut
     }
 }
 
+/// Writes a convolution with its kernel, and its stride, dilation and groups where they are not 1.
+fn write_conv<S: fmt::Display + PartialEq>(
+    f: &mut fmt::Formatter<'_>,
+    [kernel, stride, dilation]: [S; 3],
+    one: S,
+    groups: usize,
+) -> fmt::Result {
+    write!(f, "conv {kernel}")?;
+    if stride != one {
+        write!(f, ", stride {stride}")?;
+    }
+    if dilation != one {
+        write!(f, ", dilation {dilation}")?;
+    }
+    if groups > 1 { write!(f, ", {groups} groups") } else { Ok(()) }
+}
+
+/// Writes a pool with its kernel, and its stride if windows overlap or have gaps.
+fn write_pool<S: fmt::Display + PartialEq>(
+    f: &mut fmt::Formatter<'_>,
+    is_max: bool,
+    kernel: S,
+    stride: Option<S>,
+) -> fmt::Result {
+    write!(f, "{} pool {kernel}", if is_max { "max" } else { "average" })?;
+    let apart = stride.filter(|stride| *stride != kernel);
+    apart.map_or(Ok(()), |stride| write!(f, ", stride {stride}"))
+}
+
 impl fmt::Display for HostLayer {
     /// Kind of the layer, with its kernel, and its other sizes where they are unusual.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             HostLayer::Conv2d { kernel, stride, dilation, groups, .. } => {
-                write!(f, "conv {kernel}")?;
-                if *stride != one() {
-                    write!(f, ", stride {stride}")?;
-                }
-                if *dilation != one() {
-                    write!(f, ", dilation {dilation}")?;
-                }
-                if *groups > 1 { write!(f, ", {groups} groups") } else { Ok(()) }
+                write_conv(f, [*kernel, *stride, *dilation], one(), *groups)
+            }
+            HostLayer::Conv1d { kernel, stride, dilation, groups, .. } => {
+                write_conv(f, [*kernel, *stride, *dilation], 1, *groups)
             }
             HostLayer::BatchNorm { .. } => f.write_str("batch norm"),
             HostLayer::GroupNorm { groups, .. } => write!(f, "group norm, {groups} groups"),
@@ -452,9 +472,12 @@ impl fmt::Display for HostLayer {
             HostLayer::MaxPool2d { kernel, stride, .. }
             | HostLayer::AvgPool2d { kernel, stride, .. } => {
                 let is_max = matches!(self, HostLayer::MaxPool2d { .. });
-                write!(f, "{} pool {kernel}", if is_max { "max" } else { "average" })?;
-                let apart = stride.filter(|stride| stride != kernel);
-                apart.map_or(Ok(()), |stride| write!(f, ", stride {stride}"))
+                write_pool(f, is_max, *kernel, *stride)
+            }
+            HostLayer::MaxPool1d { kernel, stride, .. }
+            | HostLayer::AvgPool1d { kernel, stride, .. } => {
+                let is_max = matches!(self, HostLayer::MaxPool1d { .. });
+                write_pool(f, is_max, *kernel, *stride)
             }
             HostLayer::Slot { .. } => f.write_str("slot"),
             HostLayer::GlobalAvgPool => f.write_str("global average pool"),

@@ -28,6 +28,11 @@ impl PerAxis {
         Self { rows: size, columns: size }
     }
 
+    /// A size along the points of a signal, which has one row; `rows` along the row.
+    pub(super) fn of_signal(rows: usize, points: usize) -> Self {
+        Self { rows, columns: points }
+    }
+
     /// Rows, then columns.
     pub fn pair(self) -> [usize; 2] {
         [self.rows, self.columns]
@@ -65,10 +70,11 @@ impl fmt::Display for PerAxis {
     }
 }
 
-/// Rows and columns of zeros around an image.
+/// Zeros around an image or a signal; `S` is [`PerAxis`] for images, a number of points for
+/// signals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Padding {
+pub enum Padding<S = PerAxis> {
     /// Half a window: with stride 1 the image keeps its size. The window must be odd.
     #[default]
     Same,
@@ -76,7 +82,18 @@ pub enum Padding {
     Valid,
     /// This many on each side.
     #[serde(untagged)]
-    Each(PerAxis),
+    Each(S),
+}
+
+impl Padding<usize> {
+    /// The same padding for the signal as an image of one row.
+    pub(super) fn of_row(self) -> Padding {
+        match self {
+            Padding::Same => Padding::Same,
+            Padding::Valid => Padding::Valid,
+            Padding::Each(points) => Padding::Each(PerAxis::of_signal(0, points)),
+        }
+    }
 }
 
 impl Padding {

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 use meristem_nn::graph::{ConvGeometry, Dims, GraphBuilder, GroupId, NodeId, PoolGeometry};
 
 use super::error::HostError;
-use super::host_layer::{BranchJoin, Features, HostLayer};
+use super::host_layer::HostLayer;
 use super::host_spec::HostSpec;
+use super::layer_values::{BranchJoin, Features};
 use super::limits::{FEATURES_MAX, MAX_PARAMETERS, SIZE_MAX};
 use super::per_axis::PerAxis;
 use super::slot_name::SlotName;
@@ -188,6 +189,15 @@ fn add_layer(
             let geometry = ConvGeometry { kernel, stride, padding, groups, dilation };
             b.conv2d(x, name, out, geometry, bias)
         }
+        HostLayer::Conv1d { ref name, out, kernel, stride, padding, dilation, groups, bias } => {
+            check_signal(b.dims(x), "conv2d")?;
+            let [kernel, stride, dilation] =
+                [kernel, stride, dilation].map(|size| PerAxis::of_signal(1, size));
+            let padding = padding.of_row().around(kernel, dilation)?.pair();
+            let (kernel, stride, dilation) = (kernel.pair(), stride.pair(), dilation.pair());
+            let geometry = ConvGeometry { kernel, stride, padding, groups, dilation };
+            b.conv1d(x, name, out, geometry, bias)
+        }
         HostLayer::BatchNorm { ref name } => b.batch_norm(x, name),
         HostLayer::GroupNorm { ref name, groups } => b.group_norm(x, name, groups, 1.0),
         HostLayer::LayerNorm { ref name } => b.layer_norm(x, name),
@@ -208,6 +218,14 @@ fn add_layer(
         }
         HostLayer::AvgPool2d { ref name, kernel, stride, padding } => {
             b.avg_pool2d(x, name, pool_window(kernel, stride, padding))
+        }
+        HostLayer::MaxPool1d { ref name, kernel, stride, padding } => {
+            check_signal(b.dims(x), "max_pool2d")?;
+            b.max_pool2d_with(x, name, signal_window(kernel, stride, padding))
+        }
+        HostLayer::AvgPool1d { ref name, kernel, stride, padding } => {
+            check_signal(b.dims(x), "avg_pool2d")?;
+            b.avg_pool2d(x, name, signal_window(kernel, stride, padding))
         }
         HostLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
         HostLayer::GlobalMaxPool => Ok(b.global_max_pool(x)),
@@ -231,6 +249,19 @@ fn add_layer(
         let own = format!("`{}`: ", layer.name().unwrap_or_default());
         text.strip_prefix(&own).map_or(text.clone(), Into::into)
     })
+}
+
+/// Checks that a value is a signal; `of_images` is the layer for images.
+fn check_signal(Dims { c, h, w }: Dims, of_images: &str) -> Result<(), String> {
+    if h == 1 {
+        return Ok(());
+    }
+    Err(format!("it takes signals, which have one row, and not {c}×{h}×{w}; use `{of_images}`"))
+}
+
+fn signal_window(kernel: usize, stride: Option<usize>, padding: usize) -> PoolGeometry {
+    let stride = stride.map(|stride| PerAxis::of_signal(1, stride));
+    pool_window(PerAxis::of_signal(1, kernel), stride, PerAxis::of_signal(0, padding))
 }
 
 fn pool_window(kernel: PerAxis, stride: Option<PerAxis>, padding: PerAxis) -> PoolGeometry {

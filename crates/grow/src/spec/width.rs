@@ -3,8 +3,9 @@
 use meristem_nn::graph::WidthInit;
 
 use super::error::HostError;
-use super::host_layer::{Features, HostLayer};
+use super::host_layer::HostLayer;
 use super::host_spec::HostSpec;
+use super::layer_values::Features;
 use super::limits::NAME_CHARS_MAX;
 use super::slot_name::SlotName;
 
@@ -141,13 +142,19 @@ impl HostSpec {
 
 /// Whether a convolution or linear layer has a bias.
 pub(crate) fn has_bias(layer: &HostLayer) -> bool {
-    matches!(layer, HostLayer::Conv2d { bias: true, .. } | HostLayer::Linear { bias: true, .. })
+    matches!(
+        layer,
+        HostLayer::Conv2d { bias: true, .. }
+            | HostLayer::Conv1d { bias: true, .. }
+            | HostLayer::Linear { bias: true, .. }
+    )
 }
 
 /// Name and output features of a convolution or linear layer with a settable width.
 fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
     match layer {
-        HostLayer::Conv2d { name, out, groups: 1, .. } => Some((name, *out)),
+        HostLayer::Conv2d { name, out, groups: 1, .. }
+        | HostLayer::Conv1d { name, out, groups: 1, .. } => Some((name, *out)),
         HostLayer::Linear { name, out: Features::Count(out), .. } => Some((name, *out)),
         _ => None,
     }
@@ -178,13 +185,16 @@ impl<'a> Between<'a> {
         let mut between = Self::default();
         for layer in layers {
             match layer {
-                HostLayer::Conv2d { groups: 1, .. } | HostLayer::Linear { .. } => {
+                HostLayer::Conv2d { groups: 1, .. }
+                | HostLayer::Conv1d { groups: 1, .. }
+                | HostLayer::Linear { .. } => {
                     between.reader = layer.name().unwrap_or_default();
                     between.is_read_linearly =
                         matches!(layer, HostLayer::Linear { bias: true, .. });
                     return Ok(between);
                 }
                 HostLayer::Conv2d { name, groups, out, .. }
+                | HostLayer::Conv1d { name, groups, out, .. }
                     if *groups == features && *out == features =>
                 {
                     between.depthwise.push(name);
@@ -193,6 +203,8 @@ impl<'a> Between<'a> {
                 HostLayer::BatchNorm { .. } => between.has_norm = true,
                 HostLayer::MaxPool2d { .. }
                 | HostLayer::AvgPool2d { .. }
+                | HostLayer::MaxPool1d { .. }
+                | HostLayer::AvgPool1d { .. }
                 | HostLayer::GlobalAvgPool
                 | HostLayer::GlobalMaxPool
                 | HostLayer::Flatten => between.has_image = true,
@@ -206,7 +218,7 @@ impl<'a> Between<'a> {
                 | HostLayer::Silu
                 | HostLayer::HardSwish
                 | HostLayer::Dropout { .. } => {}
-                HostLayer::Conv2d { .. } => {
+                HostLayer::Conv2d { .. } | HostLayer::Conv1d { .. } => {
                     return Err(format!(
                         "`{}` reads it in groups",
                         layer.name().unwrap_or_default()
@@ -241,7 +253,10 @@ fn for_each_list<'a>(layers: &'a [HostLayer], visit: &mut impl FnMut(&'a [HostLa
 fn widen_all(layers: &mut [HostLayer], names: &[&str], by: usize) {
     for layer in layers {
         match layer {
-            HostLayer::Conv2d { name, out, groups, .. } if names.contains(&name.as_str()) => {
+            HostLayer::Conv2d { name, out, groups, .. }
+            | HostLayer::Conv1d { name, out, groups, .. }
+                if names.contains(&name.as_str()) =>
+            {
                 *out = out.saturating_add(by);
                 if *groups > 1 {
                     *groups = *out;
@@ -281,6 +296,10 @@ fn are_as_wide(wide: &[HostLayer], narrow: &[HostLayer]) -> bool {
             (
                 HostLayer::Conv2d { out, groups, .. },
                 HostLayer::Conv2d { out: more, groups: more_groups, .. },
+            )
+            | (
+                HostLayer::Conv1d { out, groups, .. },
+                HostLayer::Conv1d { out: more, groups: more_groups, .. },
             ) if more >= out => {
                 let is_depthwise = *groups == *out && more_groups == more;
                 *groups = if is_depthwise { *more_groups } else { *groups };

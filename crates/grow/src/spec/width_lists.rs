@@ -1,7 +1,8 @@
 //! The families `mlp` and `conv1d` of hosts, which are given as the widths of their layers.
 
 use super::error::HostError;
-use super::host_layer::{Features, HostLayer};
+use super::host_layer::HostLayer;
+use super::layer_values::Features;
 use super::limits::SIZE_MAX;
 use super::per_axis::PerAxis;
 use super::task_shape::TaskShape;

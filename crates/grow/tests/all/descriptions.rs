@@ -187,6 +187,32 @@ fn convolutions_over_signals_are_their_channels() {
 
 /// A vector of 8 features has 8 groups of one value, a vector of 64 has 4 groups of 16.
 #[test]
+fn layers_of_signals_are_those_of_images_of_one_row() {
+    let signal = TaskShape { channels: 3, height: 1, width: 40, classes: 10 };
+    let host = toml(&format!(
+        "{{ conv1d = {{ out = 8, kernel = 5, stride = 2, bias = true }} }}, \"relu\", {{ max_pool1d
+         = {{ kernel = 3, stride = 2 }} }}, {{ conv1d = {{ out = 6, kernel = 3, dilation = 2 }} }},
+         {{ avg_pool1d = {{ kernel = 2 }} }}, {HEAD}"
+    ));
+    let host = host.unwrap();
+    let summary = host.summary(&signal).unwrap();
+    let shown: Vec<_> = summary.layers.iter().map(|at| (&*at.layer, at.output)).collect();
+    assert_eq!(shown[0], ("conv 5, stride 2", [8, 1, 20]));
+    assert_eq!(shown[2], ("max pool 3, stride 2", [8, 1, 9]));
+    assert_eq!(shown[3], ("conv 3, dilation 2", [6, 1, 9]));
+    assert_eq!(shown[4], ("average pool 2", [6, 1, 4]));
+    assert_eq!(summary.parameters, 3 * 8 * 5 + 8 + 8 * 6 * 3 + 70);
+    let again: HostSpec = host.description().parse().unwrap();
+    assert_eq!((&again, again.description()), (&host, host.description()));
+    // The layers of a signal's kernel can become wider, too.
+    let widths: Vec<_> = host.widenable().into_iter().map(|at| (at.name, at.features)).collect();
+    assert_eq!(widths, [("layers.0".into(), 8), ("layers.3".into(), 6)]);
+    let wider = host.widened("layers.0", 2).unwrap();
+    assert_eq!(wider.parameters(&signal).unwrap(), summary.parameters + 2 * (3 * 5 + 1 + 6 * 3));
+    assert!(wider.is_as_wide_as(&host) && !host.is_as_wide_as(&wider));
+}
+
+#[test]
 fn a_blueprint_that_cannot_learn_in_a_slot_is_illegal_there() {
     let host = crate::common::host("mlp:8,64", CIFAR, Rules::default());
     for (index, blueprint) in host.blueprints().iter().enumerate() {
@@ -369,6 +395,15 @@ fn mistakes_in_sizes_are_named_with_their_place() {
             "at most 65536 rows and columns",
         ),
         (format!("{} {HEAD}", "\"relu\",".repeat(5000)), "5002 layers; at most 4096"),
+        (
+            format!("{{ conv1d = {{ out = 8, kernel = 3 }} }}, {HEAD}"),
+            "layer 0 \"layers.0\": it takes signals, which have one row, and not 3×32×32; use \
+             `conv2d`",
+        ),
+        (format!("{{ avg_pool1d = {{ kernel = 2 }} }}, {HEAD}"), "use `avg_pool2d`"),
+        (format!("{{ conv1d = {{ out = 8, kernel = [1, 3] }} }}, {HEAD}"), "layers.0: `conv1d`:"),
+        (format!("{{ conv1d = {{ out = 8, kernel = 4 }} }}, {HEAD}"), "needs an odd kernel"),
+        (format!("{{ max_pool1d = {{ kernel = 0 }} }}, {HEAD}"), "`kernel` must be 1 to"),
     ]);
 }
 

@@ -123,6 +123,11 @@ fn dropout_trains_as_in_pytorch_with_the_same_masks() {
 }
 
 #[test]
+fn signals_train_as_in_pytorch() {
+    Isa::available().into_iter().for_each(|isa| follow("signals", isa));
+}
+
+#[test]
 fn branches_groups_and_odd_windows_train_as_in_pytorch() {
     Isa::available().into_iter().for_each(|isa| follow("mixed", isa));
 }

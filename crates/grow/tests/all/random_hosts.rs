@@ -55,6 +55,20 @@ fn layer() -> impl Strategy<Value = String> {
             {padding}}}}}"#
         )
     });
+    let signal = (1usize..7, size(), 1usize..4, size(), 1usize..3, 1usize..3, any::<bool>());
+    let signal = signal.prop_map(|(out, kernel, stride, padding, dilation, groups, bias)| {
+        format!(
+            r#"{{"conv1d": {{"out": {out}, "kernel": {kernel}, "stride": {stride}, "padding":
+            {padding}, "dilation": {dilation}, "groups": {groups}, "bias": {bias}}}}}"#
+        )
+    });
+    let row_pool = ("(max|avg)", 1usize..4, 1usize..3, 0usize..2);
+    let row_pool = row_pool.prop_map(|(kind, kernel, stride, padding)| {
+        format!(
+            r#"{{"{kind}_pool1d": {{"kernel": {kernel}, "stride": {stride}, "padding":
+            {padding}}}}}"#
+        )
+    });
     let plain = prop::sample::select(vec![
         "\"relu\"",
         "\"tanh\"",
@@ -74,7 +88,7 @@ fn layer() -> impl Strategy<Value = String> {
         "\"flatten\"",
         "{\"linear\": {\"out\": 6}}",
     ]);
-    let leaf = prop_oneof![conv, pool, plain.prop_map(String::from)];
+    let leaf = prop_oneof![conv, pool, signal, row_pool, plain.prop_map(String::from)];
     leaf.prop_recursive(2, 12, 3, |inner| {
         let list = prop::collection::vec(inner, 0..3).prop_map(|layers| layers.join(", "));
         let joins = prop::sample::select(vec!["add", "multiply", "concat"]);

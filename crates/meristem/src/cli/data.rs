@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use meristem::data::order::EpochMode;
-use meristem::train::settings::{BatchLimit, Normalize, Switch};
+use meristem::train::settings::{BatchLimit, Normalize, Switch, TaskKind};
 
 use super::DatasetArguments;
 
@@ -30,6 +30,10 @@ pub(crate) struct InfoArguments {
     /// Normalisation to describe: data, cifar10, imagenet or 'mean=A,B,C;std=D,E,F'
     #[arg(long, value_name = "CONSTANTS", default_value_t = Normalize::Data)]
     pub(crate) normalize: Normalize,
+    /// Task of the targets: auto, classify, multilabel or regress. Makes one target column of whole
+    /// numbers of a table numbers; another task than that of the targets is an error
+    #[arg(long, value_name = "TASK", default_value_t = TaskKind::Auto)]
+    pub(crate) task: TaskKind,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -40,6 +44,10 @@ pub(crate) struct InfoArguments {
 pub(crate) struct VerifyArguments {
     #[command(flatten)]
     pub(crate) dataset: DatasetArguments,
+    /// Task of the targets: auto, classify, multilabel or regress. Makes one target column of whole
+    /// numbers of a table numbers; another task than that of the targets is an error
+    #[arg(long, value_name = "TASK", default_value_t = TaskKind::Auto)]
+    pub(crate) task: TaskKind,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

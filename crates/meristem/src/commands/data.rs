@@ -10,7 +10,8 @@ use meristem::data::{
     TargetKind, VerifyReport, import_cifar10, verify,
 };
 use meristem::data::{decoded, path_text};
-use meristem::train::settings::Normalize;
+use meristem::train::check_task;
+use meristem::train::settings::{Normalize, TaskKind};
 use serde::Serialize;
 
 use super::{Outcome, print_json};
@@ -39,8 +40,16 @@ pub(crate) fn run(command: &DataCommand) -> Outcome {
     }
 }
 
+/// The selected dataset, whose targets are those of `task` where it decides.
+fn spec_of(dataset: &DatasetArguments, task: TaskKind) -> Result<DatasetSpec, Failure> {
+    let mut spec = dataset.spec()?;
+    spec.table.numbers = task == TaskKind::Regress;
+    Ok(spec)
+}
+
 fn info(arguments: &InfoArguments) -> Outcome {
-    let info = DatasetFiles::open(&arguments.dataset.spec()?)?.info()?;
+    let info = DatasetFiles::open(&spec_of(&arguments.dataset, arguments.task)?)?.info()?;
+    check_task(arguments.task, &info.name, info.targets)?;
     let Normalization { mean, std } = arguments.normalize.constants(&info)?;
     if arguments.json {
         let normalize = arguments.normalize.to_string();
@@ -177,7 +186,8 @@ fn known(source: Source, arguments: &DatasetArguments) -> DatasetEntry {
 
 fn verify_dataset(arguments: &VerifyArguments) -> Outcome {
     let dataset = &arguments.dataset;
-    let report = verify(&dataset.spec()?)?;
+    let report = verify(&spec_of(dataset, arguments.task)?)?;
+    check_task(arguments.task, &report.name, report.targets)?;
     if arguments.json {
         print_json(&report)?
     } else {

@@ -4,13 +4,13 @@ use std::process::ExitCode;
 
 use comfy_table::CellAlignment;
 use meristem::data::{InputKind, SampleShape};
+use meristem::export::drawing::topology;
 use meristem::grow::{self, HostSummary, TaskShape};
 use meristem::train::read_host;
 
 use super::{Outcome, print_json};
 use crate::cli::HostShowArguments;
 use crate::plain::{self, counted, thousands};
-use crate::plot::topology;
 use crate::table;
 
 pub(crate) fn show(arguments: &HostShowArguments) -> Outcome {

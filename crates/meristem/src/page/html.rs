@@ -1,6 +1,6 @@
 //! HTML builder that escapes all text.
 
-use crate::plot::escaped;
+use meristem::export::drawing::escaped;
 
 /// A piece of HTML. Only this module creates one from text, with escaping.
 #[derive(Clone, Debug, Default)]

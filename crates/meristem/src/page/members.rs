@@ -1,6 +1,7 @@
 //! Part of a page about the members of a run: table, parallel coordinates, importance of settings,
 //! curves by rung, lineage of copies.
 
+use meristem::export::drawing::inline_svg;
 use std::collections::BTreeSet;
 
 use meristem::train::EndReason;
@@ -10,7 +11,7 @@ use meristem::train::statistics::{Spread, explained_share, groups};
 use super::chart;
 use super::html::Html;
 use crate::plain::{counted, mean};
-use crate::plot::{Chart, Parallel, Series, inline, lineage};
+use crate::plot::{Chart, Parallel, Series, lineage};
 use crate::score;
 
 /// Maximum number of rows of the table.
@@ -53,7 +54,7 @@ pub(super) fn members(run: &Run) -> Html {
             "A row for each of the best members, in the colour of the member from which its \
              weights descend; a line leads from the copied member to the copy.",
         ));
-        body.push(Html::picture(inline(&picture, label), label));
+        body.push(Html::picture(inline_svg(&picture, label), label));
     }
     body
 }
@@ -180,7 +181,7 @@ fn parallel(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
         "A line for each member, from orange for the lowest to blue for the highest rank by \
          control score; grey without a score.",
     ));
-    body.push(Html::picture(inline(&picture, label), label));
+    body.push(Html::picture(inline_svg(&picture, label), label));
     body
 }
 

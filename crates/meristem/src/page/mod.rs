@@ -5,6 +5,7 @@ mod members;
 mod run;
 mod runs;
 
+use meristem::export::drawing::inline_svg;
 use meristem::train::reading::Curve;
 
 pub(crate) use self::html::Html;
@@ -13,7 +14,7 @@ pub(crate) use self::html::STYLE;
 pub(crate) use self::members::ranked;
 pub(crate) use self::run::about;
 pub(crate) use self::runs::{age, comparison, differences, results, scores, side_by_side, skipped};
-use crate::plot::{Chart, Series, inline};
+use crate::plot::{Chart, Series};
 
 /// Size of a chart in pixels.
 const CHART: [f64; 2] = [720.0, 320.0];
@@ -42,6 +43,6 @@ fn series(name: impl ToString, curve: &Curve, factor: f64) -> Series {
 fn chart(chart: &Chart) -> Html {
     chart.draw(CHART).map_or(Html::default(), |picture| {
         let label = format!("Chart: {}", chart.title);
-        Html::picture(inline(&picture, &label), &label)
+        Html::picture(inline_svg(&picture, &label), &label)
     })
 }

@@ -1,6 +1,7 @@
 //! Parts of a page about one run.
 
 use meristem::control::{ActionOp, HEADS};
+use meristem::export::drawing::{DrawnSlot, inline_svg, topology};
 use meristem::nn::ScoreKind;
 use meristem::train::reading::{Curve, EnvHistory, Run};
 use meristem::train::summary::EnvSummary;
@@ -10,7 +11,7 @@ use super::members::members;
 use super::runs::skipped;
 use super::{Part, chart, series};
 use crate::plain::{counted, thousands};
-use crate::plot::{Chart, DrawnSlot, Series, inline, lifecycle, topology};
+use crate::plot::{Chart, Series, lifecycle};
 use crate::score;
 
 /// Maximum number of envs with a separate part; further envs are only in the charts.
@@ -161,8 +162,8 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
         .flat_map(|step| &step.slots)
         .map(|slot| DrawnSlot {
             slot: slot.slot.clone(),
-            stage: slot.stage.clone(),
-            blueprint: slot.blueprint.clone(),
+            stage: slot.stage.known(),
+            text: slot.blueprint.clone().unwrap_or_else(|| slot.stage.to_string()),
         })
         .collect();
     let started = run.history.started.as_ref();
@@ -170,12 +171,12 @@ fn one_env(run: &Run, number: usize, env: &EnvHistory) -> Html {
     if let Some(host) = &host {
         let label = format!("Network of env {number}, from the image to the classes");
         body.push(Html::of("h3", "Network"));
-        body.push(Html::picture(inline(&topology(host, &slots), &label), &label));
+        body.push(Html::picture(inline_svg(&topology(host, &slots), &label), &label));
     }
     if let Some(picture) = lifecycle(&env.spans, host.as_ref()) {
         let label = format!("Stages of the slots of env {number} over the steps");
         body.push(Html::of("h3", "Stages over steps"));
-        body.push(Html::picture(inline(&picture, &label), &label));
+        body.push(Html::picture(inline_svg(&picture, &label), &label));
     }
     let ended = run.summary.as_ref().and_then(|s| s.envs.iter().find(|env| env.env == number));
     body.push(contributions(env, ended, run.history.score_kind()));

@@ -1,8 +1,9 @@
 //! Line charts: one curve for each env, run or head.
 
+use meristem::export::drawing::ramp;
+
 use super::axis::{Axis, Field, axes};
 use super::{Anchor, Colour, Picture, Shape, series_colour, short, text};
-use crate::colours;
 
 /// Curves with a legend.
 #[derive(Clone, Debug)]
@@ -51,7 +52,7 @@ impl Chart {
         shapes.push(text([left - 40.0, 22.0], Anchor::Start, self.title.clone()));
         let mut names = 0;
         for (place, series) in self.series.iter().enumerate() {
-            let ramp = series.shade.map(|shade| Colour::Rgb(colours::ramp(shade)));
+            let ramp = series.shade.map(|shade| Colour::Rgb(ramp(shade)));
             let colour = ramp.unwrap_or(series_colour(place));
             let at: Vec<[f64; 2]> =
                 thinned(&series.points, points_each).map(|p| [x.at(p[0]), y.at(p[1])]).collect();

@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use meristem::train::reading::MemberCopy;
 
 use super::axis::{Axis, Field, x_ticks};
-use super::{Anchor, Colour, Picture, Shape, series_colour, text};
-use crate::colours::SERIES;
+use super::{Anchor, Colour, Picture, SERIES, Shape, series_colour, text};
 
 /// Most rows.
 const ROWS_MAX: usize = 64;

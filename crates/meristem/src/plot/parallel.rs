@@ -1,8 +1,9 @@
 //! Parallel coordinates: a line for each member across an axis for each setting, and one for the
 //! score.
 
+use meristem::export::drawing::ramp;
+
 use super::{Anchor, Colour, Picture, Shape, short, text};
-use crate::colours;
 
 /// Maximum number of axes of settings; further settings are left out.
 const AXES_MAX: usize = 10;
@@ -172,7 +173,7 @@ impl Parallel {
         let drawn = ranked.into_iter().enumerate().step_by(every);
         let mut drawn: Vec<_> = drawn
             .map(|(rank, member)| {
-                let hue = Colour::Rgb(colours::ramp(1.0 - rank as f64 / last));
+                let hue = Colour::Rgb(ramp(1.0 - rank as f64 / last));
                 (member, if member.1.is_some() { hue } else { Colour::Grid })
             })
             .collect();
@@ -237,7 +238,7 @@ mod tests {
         assert_eq!(heights, expected);
         let colours: Vec<Colour> = lines.iter().map(|(_, colour)| *colour).collect();
         assert_eq!(colours[0], Colour::Grid);
-        assert_eq!(colours[3], Colour::Rgb(colours::ramp(1.0)));
+        assert_eq!(colours[3], Colour::Rgb(ramp(1.0)));
         let texts = texts(&picture);
         for wanted in ["lr", "host", "control accuracy, %", "0.001", "10", "mlp", "conv", "–"] {
             assert!(texts.contains(&wanted), "{wanted}: {texts:?}");

@@ -68,6 +68,10 @@ fn a_table_is_trained_and_another_one_is_read_by_its_rules() {
         assert!(trained > least, "{target}: {trained}");
         // The same split, by the rules in the weights: neither target nor fill are given.
         let own = eval(&m, target, &format!("--data-root {target}-train.csv --split test"));
+        m.ok(&format!("export onnx {target}/weights/env-0.safetensors --out {target}.onnx"));
+        let model = m.bytes(&format!("{target}.onnx"));
+        let rules = r#""kind":"numeric","name":"size"},{"#;
+        assert!(String::from_utf8_lossy(&model).contains(rules), "{target}");
         // Batches of another size are summed in another order.
         assert!((own[score].as_f64().unwrap() - trained).abs() < 1e-12, "{target}");
         let more = eval(&m, target, &format!("--data-root {target}-other.csv --split train"));
@@ -106,6 +110,25 @@ fn whole_numbers_are_classes_or_numbers() {
     assert!(eval(&m, "classes", "--data-root t.csv --split train")["accuracy"].is_number());
     assert!(eval(&m, "numbers", "--data-root t.csv --split train")["r2"].is_number());
     m.fails(&format!("{train} --task multilabel --run-dir no"), 2, &["tables have no labels"]);
+    let data = "--dataset table --data-root t.csv --target y";
+    for (task, info, verify) in [
+        ("", "classes   3: 0, 1, 2", "60 sound samples in 3 classes (20 to 20 each)"),
+        ("--task classify", "classes   3: 0, 1, 2", "60 sound samples in 3 classes"),
+        ("--task regress", "numbers   1: y", "60 sound samples with numbers"),
+    ] {
+        let told = m.ok(&format!("data info {data} {task}")).stdout;
+        assert!(told.contains(info), "{task}: {told}");
+        let told = m.ok(&format!("data verify {data} {task}")).stdout;
+        assert!(told.contains(verify), "{task}: {told}");
+    }
+    for command in ["info", "verify"] {
+        m.fails(&format!("data {command} {data} --task multilabel"), 2, &["tables have no labels"]);
+        m.fails(
+            &format!("data {command} --dataset embedded --task regress"),
+            2,
+            &["dataset embedded has one class"],
+        );
+    }
 }
 
 #[test]
@@ -148,6 +171,31 @@ fn bad_requests_are_named() {
         ("less.csv", 1, "names of columns with `b`"),
     ] {
         m.fails(&format!("{eval} {of} --split train"), code, &[words]);
+    }
+}
+
+/// `data info` and `data verify` name every mistake that a run would meet, with its place (D15).
+#[test]
+fn mistakes_in_data_are_named_before_a_run() {
+    let m = Meristem::new();
+    for (file, options, words) in [
+        ("a,y\n1,0.5\n,1.5\n", "--target y", "`a` in line 3 must be a value"),
+        ("a,y\n1,0.5\nnan,1.5\n", "--target y", "`a` in line 3 must be a value, got `nan`"),
+        ("a,y\n1,0.5\ninf,1.5\n", "--target y", "`a` in line 3 must be a finite number"),
+        ("a,y\n1,0.5\n2,x\n", "--target y --task regress", "`y` in line 3 must be a number"),
+        ("a,b,y\n,1,2\n,3,4\n", "--target y --missing fill", "column `a` must be at least one"),
+        ("a,b,a\n1,2,3\n", "--target b", "different names of columns, got `a` twice"),
+        (
+            "a,y,split\n1,no,train\n1,yes,train\n2,maybe,test\n",
+            "--target y",
+            "`y` in line 4 must be one of the 2 classes",
+        ),
+    ] {
+        fs::write(m.path("t.csv"), file).unwrap();
+        for command in ["info", "verify"] {
+            let command = format!("data {command} --dataset table --data-root t.csv {options}");
+            m.fails(&command, 1, &[words]);
+        }
     }
 }
 

@@ -156,6 +156,24 @@ impl GraphBuilder {
         Ok(self.push(NodeOp::Conv2d { x, weight, bias, geometry }, Dims { c: out, h, w }))
     }
 
+    /// Convolution of a signal, an image with one row: as [`GraphBuilder::conv2d`], but with
+    /// weights of PyTorch's shape `[out, in/groups, k]`. `geometry` has one row.
+    pub fn conv1d(
+        &mut self,
+        x: NodeId,
+        name: &str,
+        out: usize,
+        geometry: ConvGeometry,
+        with_bias: bool,
+    ) -> Result<NodeId> {
+        let node = self.conv2d(x, name, out, geometry, with_bias)?;
+        if let NodeOp::Conv2d { weight, .. } = self.graph.nodes[node.0].op {
+            let shape = &mut self.graph.params[weight.0].shape;
+            *shape = vec![shape[0], shape[1], geometry.kernel[1]];
+        }
+        Ok(node)
+    }
+
     /// Batch norm with PyTorch's names, defaults (eps 1e-5, momentum 0.1) and initial values.
     pub fn batch_norm(&mut self, x: NodeId, name: &str) -> Result<NodeId> {
         let d = self.dims(x);

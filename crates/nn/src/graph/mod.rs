@@ -144,7 +144,7 @@ impl Init {
 /// Kind of a parameter, which decides its packed layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParamKind {
-    /// `[out, in/groups, kh, kw]` in PyTorch's shape.
+    /// `[out, in/groups, kh, kw]` in PyTorch's shape; `[out, in/groups, k]` for signals.
     ConvWeight {
         /// Channel groups of the convolution.
         groups: usize,

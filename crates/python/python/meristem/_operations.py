@@ -16,6 +16,8 @@ from .nn import Layer
 
 #: Momentum of the running statistics of batch norm.
 MOMENTUM = 0.1
+#: Tensors by rank.
+SAMPLES = {2: "vectors (N, F)", 3: "signals (N, C, L)", 4: "images (N, C, H, W)"}
 
 
 @dataclass
@@ -44,12 +46,12 @@ class Call:
                 self.refuse(f"{name}={short(given)}", f"{name}={value!r}")
 
     def rank(self, rank: int) -> None:
-        """Checks that the tensor is an image (4) or a vector (2)."""
-        if rank == 4 and self.vector:
-            self.refuse("a pooled image", "an image; the layers after a global pool get a vector")
+        """Checks that the tensor is an image (4), a signal (3) or a vector (2)."""
+        if rank > 2 and self.vector:
+            kind, one = ("image", "an image") if rank == 4 else ("signal", "a signal")
+            self.refuse(f"a pooled {kind}", f"{one}; the layers after a global pool get a vector")
         if len(self.shape) != rank:
-            kind = "images (N, C, H, W)" if rank == 4 else "vectors (N, F)"
-            self.refuse(f"a tensor of shape {self.shape}", kind)
+            self.refuse(f"a tensor of shape {self.shape}", SAMPLES[rank])
 
 
 @dataclass(frozen=True)
@@ -61,44 +63,47 @@ class Operation:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def pair(value: Any) -> tuple[int, int]:
-    """Sizes along rows and columns."""
+def sizes(value: Any, axes: int) -> tuple[int, ...]:
+    """Sizes along rows and columns, or along the points of a signal."""
     if isinstance(value, tuple | list):
-        rows, columns = value if len(value) == 2 else (value[0], value[0])
-        return rows, columns
-    return value, value
+        return tuple(value) if len(value) == axes else (value[0],) * axes
+    return (value,) * axes
 
 
-def size(value: Any) -> layers.Size:
-    """One number if both sizes are equal."""
-    rows, columns = pair(value)
-    return rows if rows == columns else (rows, columns)
+def size(values: tuple[int, ...]) -> Any:
+    """One number if all sizes are equal."""
+    return values[0] if len(set(values)) == 1 else values
 
 
-def conv2d(call: Call) -> Layer:
-    """A convolution."""
-    call.rank(4)
-    call.only(padding_mode="zeros")
-    kernel, dilation = pair(call["kernel_size"]), pair(call["dilation"])
-    reach = [apart * (k - 1) for k, apart in zip(kernel, dilation, strict=True)]
-    padding = call["padding"]
-    if padding == "same":
-        if any(each % 2 for each in reach):
-            got = f"padding='same' of a {kernel[0]}×{kernel[1]} kernel"
-            call.refuse(got, "an odd kernel, whose padding has equal sides")
-        padding = [each // 2 for each in reach]
-    around = (0, 0) if padding == "valid" else pair(padding)
-    odd = all(k % 2 for k in kernel)
-    same = odd and list(around) == [each // 2 for each in reach]
-    return layers.Conv2d(
-        call["out_channels"],
-        size(kernel),
-        size(call["stride"]),
-        "same" if same else "valid" if around == (0, 0) else size(around),
-        call["groups"],
-        call["bias"] is not None,
-        size(dilation),
-    )
+def convolution(make: type[layers.Conv2d] | type[layers.Conv1d]) -> Operation:
+    """A convolution of images or signals."""
+    axes = 2 if make is layers.Conv2d else 1
+
+    def layer(call: Call) -> Layer:
+        call.rank(axes + 2)
+        call.only(padding_mode="zeros")
+        kernel, dilation = sizes(call["kernel_size"], axes), sizes(call["dilation"], axes)
+        reach = [apart * (k - 1) for k, apart in zip(kernel, dilation, strict=True)]
+        padding = call["padding"]
+        if padding == "same":
+            if any(each % 2 for each in reach):
+                got = f"padding='same' of a {'×'.join(map(str, kernel))} kernel"
+                call.refuse(got, "an odd kernel, whose padding has equal sides")
+            padding = [each // 2 for each in reach]
+        around = (0,) * axes if padding == "valid" else sizes(padding, axes)
+        odd = all(k % 2 for k in kernel)
+        same = odd and list(around) == [each // 2 for each in reach]
+        return make(
+            call["out_channels"],
+            size(kernel),
+            size(sizes(call["stride"], axes)),
+            "same" if same else size(around) if any(around) else "valid",
+            call["groups"],
+            call["bias"] is not None,
+            size(dilation),
+        )
+
+    return Operation(layer, dict.fromkeys(CONVOLUTION))
 
 
 def linear(call: Call) -> Layer:
@@ -107,12 +112,12 @@ def linear(call: Call) -> Layer:
     return layers.Linear(call["out_features"], call["bias"] is not None)
 
 
-def batch_norm(rank: int) -> Operation:
-    """Batch norm of tensors of a rank."""
+def batch_norm(*ranks: int) -> Operation:
+    """Batch norm of tensors of these ranks."""
 
     def layer(call: Call) -> Layer:
-        if len(call.shape) != rank:
-            call.rank(rank)
+        if len(call.shape) not in ranks:
+            call.rank(ranks[0])
         call.only(eps=EPS, momentum=MOMENTUM, affine=True, track_running_stats=True)
         return layers.BatchNorm()
 
@@ -123,7 +128,7 @@ def batch_norm(rank: int) -> Operation:
 def group_norm(call: Call) -> Layer:
     """Group norm."""
     call.only(eps=EPS, affine=True)
-    if len(call.shape) not in (2, 4):
+    if len(call.shape) not in SAMPLES:
         call.rank(4)
     return layers.GroupNorm(call["num_groups"])
 
@@ -162,77 +167,85 @@ def dropout(call: Call) -> Layer | None:
     return layers.Dropout(float(call["p"]))
 
 
-def max_pool2d(call: Call) -> Layer:
-    """Max pooling."""
-    call.rank(4)
-    if pair(call["dilation"]) != (1, 1):
-        call.refuse(f"dilation={short(call['dilation'])}", "dilation=1")
-    call.only(ceil_mode=False, return_indices=False)
-    return layers.MaxPool2d(*_window(call))
+def pool(make: Callable[..., Layer], settings: Mapping[str, Any]) -> Operation:
+    """A pool of windows of images or signals."""
+    axes = 2 if make in (layers.MaxPool2d, layers.AvgPool2d) else 1
+
+    def layer(call: Call) -> Layer:
+        call.rank(axes + 2)
+        expected = {"ceil_mode": False, "return_indices": False, "divisor_override": None}
+        call.only(**{name: value for name, value in expected.items() if name in settings})
+        if "dilation" in settings and set(sizes(call["dilation"], axes)) != {1}:
+            call.refuse(f"dilation={short(call['dilation'])}", "dilation=1")
+        kernel, given = sizes(call["kernel_size"], axes), call["stride"]
+        stride = kernel if given is None or given == () else sizes(given, axes)
+        padding = sizes(call["padding"], axes)
+        if "count_include_pad" in settings and any(padding):
+            call.only(count_include_pad=True)
+        return make(size(kernel), None if stride == kernel else size(stride), size(padding))
+
+    return Operation(layer, settings)
 
 
-def avg_pool2d(call: Call) -> Layer:
-    """Average pooling."""
-    call.rank(4)
-    call.only(ceil_mode=False, divisor_override=None)
-    kernel, stride, padding = _window(call)
-    if padding != 0:
-        call.only(count_include_pad=True)
-    return layers.AvgPool2d(kernel, stride, padding)
-
-
-def _window(call: Call) -> tuple[layers.Size, layers.Size | None, layers.Size]:
-    """Kernel, stride and padding of a pool."""
-    kernel = pair(call["kernel_size"])
-    given = call["stride"]
-    stride = kernel if given is None or given == () else pair(given)
-    return size(kernel), None if stride == kernel else size(stride), size(call["padding"])
-
-
-def adaptive(whole: type[Layer], window: Callable[[layers.Size], Layer]) -> Operation:
-    """A pool to a given size: of the whole image, or of windows that divide it."""
+def adaptive(whole: type[Layer], window: Callable[..., Layer]) -> Operation:
+    """A pool to a given size: of the whole image or signal, or of windows that divide it."""
+    axes = 2 if window in (layers.MaxPool2d, layers.AvgPool2d) else 1
+    kind = "image" if axes == 2 else "signal"
 
     def layer(call: Call) -> Layer | None:
-        call.rank(4)
+        call.rank(axes + 2)
         call.only(**{name: False for name in call.settings if name == "return_indices"})
         if call.problem:
             return None
-        image = call.shape[2:]
-        wanted = pair(call["output_size"])
-        out = tuple(side if n is None else n for n, side in zip(wanted, image, strict=True))
-        if out == (1, 1):
+        sample = call.shape[2:]
+        wanted: tuple[int | None, ...] = sizes(call["output_size"], axes)
+        out = tuple(side if n is None else n for n, side in zip(wanted, sample, strict=True))
+        if set(out) == {1}:
             return whole()
-        if out == image:
+        if out == sample:
             return None
-        if any(side % n for n, side in zip(out, image, strict=True)):
-            got = f"{image[0]}×{image[1]} pixels to {out[0]}×{out[1]}"
-            call.refuse(got, "an output size that divides the image's")
-        return window(size(tuple(side // n for n, side in zip(out, image, strict=True))))
+        if any(side % n for n, side in zip(out, sample, strict=True)):
+            before, after = ("×".join(map(str, of)) for of in (sample, out))
+            got = f"{before} {'pixels' if axes == 2 else 'points'} to {after}"
+            call.refuse(got, f"an output size that divides the {kind}'s")
+        return window(size(tuple(side // n for n, side in zip(out, sample, strict=True))))
 
     return Operation(layer, {"output_size": None})
 
 
 def reduction(whole: type[Layer], settings: Mapping[str, Any]) -> Operation:
-    """A mean or maximum over the pixels."""
+    """A mean or maximum over the pixels or points."""
 
     def layer(call: Call) -> Layer:
-        call.rank(4)
+        rank = 3 if len(call.shape) == 3 else 4
+        call.rank(rank)
         dim = call["dim"]
         axes = dim if isinstance(dim, tuple | list) else (dim,)
-        if not all(isinstance(axis, int) for axis in axes) or {a % 4 for a in axes} != {2, 3}:
-            call.refuse(f"dim={short(dim)}", "dim=(2, 3)")
+        wanted = set(range(2, rank))
+        if not all(isinstance(axis, int) for axis in axes) or {a % rank for a in axes} != wanted:
+            call.refuse(f"dim={short(dim)}", "dim=(2, 3)" if rank == 4 else "dim=2")
         call.only(**{name: None for name in settings if name == "dtype"})
         return whole()
 
     return Operation(layer, settings)
 
 
-def max_pool2d_with_indices(call: Call) -> Layer | None:
+def with_indices(call: Call) -> Layer | None:
     """Max pooling whose function returns the places of the maxima as well."""
     call.refuse("return_indices=True", "return_indices=False")
     return None
 
 
+CONVOLUTION = (
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "bias",
+    "padding_mode",
+)
 IN_PLACE = {"inplace": False}
 RELU = activation(layers.ReLU, IN_PLACE)
 SIGMOID = activation(layers.Sigmoid, {})
@@ -244,50 +257,40 @@ SILU = activation(layers.SiLU, IN_PLACE)
 SOFTPLUS = activation(layers.Softplus, {"beta": 1, "threshold": 20})
 HARD_SWISH = activation(layers.HardSwish, IN_PLACE)
 DROPOUT = Operation(dropout, {"p": 0.5, "training": True, **IN_PLACE})
-MAX_POOL = Operation(
-    max_pool2d,
-    {
-        "kernel_size": None,
-        "stride": None,
-        "padding": 0,
-        "dilation": 1,
-        "ceil_mode": False,
-        "return_indices": False,
-    },
-)
-INDICES = Operation(max_pool2d_with_indices, MAX_POOL.settings)
-AVG_POOL = Operation(
-    avg_pool2d,
-    {
-        "kernel_size": None,
-        "stride": None,
-        "padding": 0,
-        "ceil_mode": False,
-        "count_include_pad": True,
-        "divisor_override": None,
-    },
-)
+MAX_SETTINGS = {
+    "kernel_size": None,
+    "stride": None,
+    "padding": 0,
+    "dilation": 1,
+    "ceil_mode": False,
+    "return_indices": False,
+}
+AVG_SETTINGS = {
+    "kernel_size": None,
+    "stride": None,
+    "padding": 0,
+    "ceil_mode": False,
+    "count_include_pad": True,
+}
+MAX_POOL, MAX_POOL_1D = (pool(make, MAX_SETTINGS) for make in (layers.MaxPool2d, layers.MaxPool1d))
+INDICES = Operation(with_indices, MAX_SETTINGS)
+AVG_POOL = pool(layers.AvgPool2d, {**AVG_SETTINGS, "divisor_override": None})
+AVG_POOL_1D = pool(layers.AvgPool1d, AVG_SETTINGS)
 AVG_TO_SIZE = adaptive(layers.GlobalAvgPool, layers.AvgPool2d)
-MAX_TO_SIZE = adaptive(layers.GlobalMaxPool, layers.MaxPool2d)
-MAX_TO_SIZE = Operation(MAX_TO_SIZE.layer, {**MAX_TO_SIZE.settings, "return_indices": False})
+AVG_TO_SIZE_1D = adaptive(layers.GlobalAvgPool, layers.AvgPool1d)
+MAX_TO_SIZE, MAX_TO_SIZE_1D = (
+    Operation(adaptive(layers.GlobalMaxPool, make).layer, {"output_size": None, "return_indices": False})
+    for make in (layers.MaxPool2d, layers.MaxPool1d)
+)
 MEAN = reduction(layers.GlobalAvgPool, {"dim": None, "keepdim": False, "dtype": None})
 AMAX = reduction(layers.GlobalMaxPool, {"dim": None, "keepdim": False})
-CONVOLUTION = (
-    "out_channels",
-    "kernel_size",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-    "bias",
-    "padding_mode",
-)
 
 MODULES: dict[type[nn.Module], Operation] = {
-    nn.Conv2d: Operation(conv2d, dict.fromkeys(CONVOLUTION)),
+    nn.Conv2d: convolution(layers.Conv2d),
+    nn.Conv1d: convolution(layers.Conv1d),
     nn.Linear: Operation(linear, dict.fromkeys(("out_features", "bias"))),
     nn.BatchNorm2d: batch_norm(4),
-    nn.BatchNorm1d: batch_norm(2),
+    nn.BatchNorm1d: batch_norm(2, 3),
     nn.GroupNorm: Operation(group_norm, dict.fromkeys(("num_groups", "eps", "affine"))),
     nn.ReLU: RELU,
     nn.Sigmoid: SIGMOID,
@@ -303,6 +306,10 @@ MODULES: dict[type[nn.Module], Operation] = {
     nn.AvgPool2d: AVG_POOL,
     nn.AdaptiveAvgPool2d: AVG_TO_SIZE,
     nn.AdaptiveMaxPool2d: MAX_TO_SIZE,
+    nn.MaxPool1d: MAX_POOL_1D,
+    nn.AvgPool1d: AVG_POOL_1D,
+    nn.AdaptiveAvgPool1d: AVG_TO_SIZE_1D,
+    nn.AdaptiveMaxPool1d: MAX_TO_SIZE_1D,
 }
 FUNCTIONS: dict[Any, Operation] = {
     functional.relu: RELU,
@@ -325,6 +332,12 @@ FUNCTIONS: dict[Any, Operation] = {
     functional.avg_pool2d: AVG_POOL,
     functional.adaptive_avg_pool2d: AVG_TO_SIZE,
     functional.adaptive_max_pool2d: MAX_TO_SIZE,
+    functional.max_pool1d: MAX_POOL_1D,
+    torch.max_pool1d: MAX_POOL_1D,
+    functional.max_pool1d_with_indices: INDICES,
+    functional.avg_pool1d: AVG_POOL_1D,
+    functional.adaptive_avg_pool1d: AVG_TO_SIZE_1D,
+    functional.adaptive_max_pool1d: MAX_TO_SIZE_1D,
     torch.mean: MEAN,
     torch.amax: AMAX,
 }

@@ -438,7 +438,8 @@ class Reader:
         return value
 
     def _reshaped(self, node: fx.Node, x: Value) -> Value:
-        """A vector of an image; a vector itself may become an image of one pixel and back."""
+        """A vector of an image or signal; a vector itself may become an image of one pixel and
+        back."""
         before, after = self._shape(_first(node)), self._shape(node)
         sizes: Any = node.args[1:] or tuple(node.kwargs.values())
         sizes = sizes[0] if sizes and isinstance(sizes[0], tuple | list) else sizes
@@ -449,10 +450,11 @@ class Reader:
         pixel = all(side == 1 for side in before[2:] + after[2:])
         if before == after or before[:2] == after[:2] and pixel:
             return x
-        if len(before) != 4 or after != (before[0], math.prod(before[1:])):
-            remedy = "hosts turn an image into a vector, and nothing else: write `x.flatten(1)`"
+        if len(before) not in (3, 4) or after != (before[0], math.prod(before[1:])):
+            kind = "a signal" if len(before) == 3 else "an image"
+            remedy = f"hosts turn {kind} into a vector, and nothing else: write `x.flatten(1)`"
             got = f"a tensor {before} as {after}"
-            raise refusal(place_of(node), got, "an image as a vector", remedy)
+            raise refusal(place_of(node), got, f"{kind} as a vector", remedy)
         return self._add(node, [x], layer=layers.Flatten())
 
 

@@ -146,6 +146,13 @@ class Host:
             json.dump(value, out, indent=1)
             out.write("\n")
 
+    def svg(self) -> str:
+        """A drawing of the layers and slots, as the text of an SVG file. Notebooks show it."""
+        return _meristem.host_svg(self._setting, [])
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
     def summary(self, input: Iterable[int] = (1, 28, 28), classes: int = 10) -> HostSummary:
         """The layers with their output shapes, parameters and multiplications.
 

@@ -41,6 +41,8 @@ FUNCTIONS = (
 )
 
 
+#: Sizes of layers of signals along the row of an image.
+OF_ROW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
 #: One number for height and width, or one for each.
 Size = int | Sequence[int]
 
@@ -140,6 +142,8 @@ def host_layers(
                 x = grown(name, x)
             case {"conv2d": about}:
                 x = conv2d(library, about, x)
+            case {"conv1d": about}:
+                x = conv2d(library, of_image(about), x)
             case {"batch_norm": {"name": name}}:
                 x = library.batch_norm(x, name)
             case {"group_norm": {"name": name, "groups": groups}}:
@@ -157,13 +161,13 @@ def host_layers(
             case {"dropout": {"p": p}}:
                 x = library.dropout(x, p)
             case {"max_pool2d": about}:
-                x = library.max_pool2d(
-                    x, about["kernel"], about.get("stride"), about.get("padding", 0)
-                )
+                x = library.max_pool2d(x, *window(about))
+            case {"max_pool1d": about}:
+                x = library.max_pool2d(x, *window(of_image(about)))
             case {"avg_pool2d": about}:
-                x = library.avg_pool2d(
-                    x, about["kernel"], about.get("stride"), about.get("padding", 0)
-                )
+                x = library.avg_pool2d(x, *window(about))
+            case {"avg_pool1d": about}:
+                x = library.avg_pool2d(x, *window(of_image(about)))
             case "global_avg_pool":
                 x = library.mean(x)
             case "global_max_pool":
@@ -203,6 +207,17 @@ def join(library: Library, how: str, values: Sequence[Any]) -> Any:
             raise WeightsError(f"unknown join `{other}`")
 
 
+def of_image(about: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer of signals as one of images of one row."""
+    sizes = {key: (row, about[key]) for key, row in OF_ROW.items() if isinstance(about.get(key), int)}
+    return {**about, **sizes}
+
+
+def window(about: Mapping[str, Any]) -> tuple[Size, Size | None, Size]:
+    """Kernel, stride and padding of a pool."""
+    return about["kernel"], about.get("stride"), about.get("padding", 0)
+
+
 def conv2d(library: Library, about: Mapping[str, Any], x: Any) -> Any:
     """The output of a convolution of a host."""
     name, kernel = about["name"], pair(about["kernel"])
@@ -214,9 +229,11 @@ def conv2d(library: Library, about: Mapping[str, Any], x: Any) -> Any:
             padding = 0
         case size:
             padding = size
+    weight = library.tensor(f"{name}.weight")
     return library.conv2d(
         x,
-        library.tensor(f"{name}.weight"),
+        # In a signal the kernel has one row.
+        weight if weight.ndim == 4 else weight[:, :, None],
         padding,
         about.get("groups", 1),
         bias=library.tensor(f"{name}.bias") if about.get("bias") else None,

@@ -50,6 +50,25 @@ class Conv2d(Layer):
 
 
 @dataclass
+class Conv1d(Layer):
+    """Convolution of a signal, with PyTorch's weights and initial values."""
+
+    kind: ClassVar[str] = "conv1d"
+    #: Output channels.
+    out: int
+    #: Points of a window.
+    kernel: int
+    stride: int = 1
+    #: ``"same"``, ``"valid"``, or zeros before and after the signal.
+    padding: str | int = "same"
+    #: Groups of channels that are convolved separately.
+    groups: int = 1
+    bias: bool = False
+    dilation: int = 1
+    name: str | None = None
+
+
+@dataclass
 class BatchNorm(Layer):
     """Batch norm."""
 
@@ -187,6 +206,29 @@ class AvgPool2d(Layer):
 
 
 @dataclass
+class MaxPool1d(Layer):
+    """The maximum of each window of a signal; ``stride`` is the window's size unless given."""
+
+    kind: ClassVar[str] = "max_pool1d"
+    kernel: int
+    stride: int | None = None
+    padding: int = 0
+    name: str | None = None
+
+
+@dataclass
+class AvgPool1d(Layer):
+    """The mean of each window of a signal, with zeros around it; ``stride`` is the window's size
+    unless given."""
+
+    kind: ClassVar[str] = "avg_pool1d"
+    kernel: int
+    stride: int | None = None
+    padding: int = 0
+    name: str | None = None
+
+
+@dataclass
 class GlobalAvgPool(Layer):
     """The mean over the image; later layers get a vector."""
 
@@ -298,6 +340,7 @@ KINDS: dict[str, type[Layer]] = {
     layer.kind: layer
     for layer in (
         Conv2d,
+        Conv1d,
         BatchNorm,
         GroupNorm,
         LayerNorm,
@@ -315,6 +358,8 @@ KINDS: dict[str, type[Layer]] = {
         Dropout,
         MaxPool2d,
         AvgPool2d,
+        MaxPool1d,
+        AvgPool1d,
         GlobalAvgPool,
         GlobalMaxPool,
         Flatten,

@@ -257,7 +257,8 @@ def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tu
     Args:
         module: Returns the logits (N, classes) of samples. Its last linear layer gets as many
             outputs as a dataset has classes.
-        example: Normalised images (N, C, H, W) or vectors (N, F) in float32, on the module's device.
+        example: Normalised images (N, C, H, W), signals (N, C, L) or vectors (N, F) in float32, on
+            the module's device.
         slots: Paths of submodules with a slot after each, such as ``layer1.0``. The slot has the
             name of the path with ``_`` for ``.``.
 
@@ -274,8 +275,8 @@ def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tu
     host = Host(*nested(found.values), name=name)
     sample = tuple(example.shape[1:])
     summary = host.summary(input=sample, classes=found.classes)
-    vector = len(sample) == 1
-    image = (*sample, 1, 1) if vector else sample
+    kind = {1: "vector", 2: "signal", 3: "image"}[len(sample)]
+    image = as_images(kind, example).shape[1:]
     value = json.loads(_meristem.host_json(host.description))
     # The slots are empty, and enabled.
     slot = {"stage": "dormant", "stage_steps": 0}
@@ -288,21 +289,21 @@ def host_of(module: nn.Module, example: Tensor, slots: Iterable[str] = ()) -> tu
         "slots": [{"slot": name, **slot} for name in value["slots"]],
     }
     metadata = {"format": "pt", "host": value, "topology": topology}
-    if vector:
-        metadata["inputs"] = {"kind": "vector", "stored": "f32"}
+    if kind != "image":
+        metadata["inputs"] = {"kind": kind, "stored": "f32"}
     weights = Weights(found.tensors, metadata)
     _check_logits(module, weights, example, summary.parameters)
     return host, weights
 
 
 def _check_example(example: object) -> None:
-    """Checks that an example has images or vectors."""
+    """Checks that an example has images, signals or vectors."""
     got = type(example).__name__
     if isinstance(example, Tensor):
-        if example.dim() in (2, 4) and example.numel() and example.dtype == torch.float32:
+        if example.dim() in (2, 3, 4) and example.numel() and example.dtype == torch.float32:
             return
         got = f"{tuple(example.shape)} of {example.dtype}"
-    expected = "at least one image (N, C, H, W) or vector (N, F) in float32"
+    expected = "at least one image (N, C, H, W), signal (N, C, L) or vector (N, F) in float32"
     raise refusal("`example`", got, expected, "give normalised samples, such as those of a batch")
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from . import _meristem
 from ._arguments import path as path_of
 from ._arguments import refused
-from .errors import WeightsError
+from .errors import SettingError, WeightsError
 
 #: The remedy for a file that cannot be read.
 REMEDY = "give a .safetensors file; a run has them in RUN/weights"
@@ -50,6 +50,32 @@ class Weights:
         contents = self.contents
         with Path(path_of("path", path, WeightsError)).open("xb") as file:
             file.write(contents)
+
+    def svg(self) -> str:
+        """A drawing of the host and its modules, as the text of an SVG file. Notebooks show it. A slot
+        with a module has the colour of its stage.
+
+        Raises:
+            WeightsError: There is no topology, or it is damaged.
+        """
+        topology = self.metadata.get("topology")
+        try:
+            if topology is None:
+                raise KeyError("topology")
+            slots = [(slot["slot"], slot["stage"], _slot_text(slot)) for slot in topology["slots"]]
+            return _meristem.host_svg(topology["host"], slots)
+        except (TypeError, KeyError, SettingError) as error:
+            remedy = "give a weights file that meristem wrote"
+            raise WeightsError("the weights have no sound `topology`", [str(error)], remedy) from error
+
+    def _repr_svg_(self) -> str | None:
+        return self.svg() if "topology" in self.metadata else None
+
+
+def _slot_text(slot: dict[str, Any]) -> str:
+    """The blueprint of a slot's module, or the slot's stage."""
+    text: str = (slot.get("module") or {}).get("blueprint", slot["stage"])
+    return text
 
 
 def load(path: "str | PathLike[str]") -> Weights:

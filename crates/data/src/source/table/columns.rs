@@ -3,10 +3,12 @@
 //! A number is written with the fewest digits that give it back, a missing value is empty, so that
 //! a table has the same rules and samples as the CSV file with the same values.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::BufReader;
 use std::panic::{self, AssertUnwindSafe};
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch, downcast_dictionary_array, types};
@@ -142,7 +144,7 @@ fn decoded<T>(
     decode: impl FnOnce() -> std::result::Result<T, ArrowError>,
 ) -> Result<T> {
     // After an error nothing is read from the decoder again.
-    let decoded = panic::catch_unwind(AssertUnwindSafe(decode));
+    let decoded = silenced(|| panic::catch_unwind(AssertUnwindSafe(decode)));
     let got = match decoded {
         Ok(Ok(decoded)) => return Ok(decoded),
         Ok(Err(error)) => error.to_string(),
@@ -151,6 +153,28 @@ fn decoded<T>(
     Err(Mismatch::new("the table", "a complete file, if it is of Arrow without compression", got)
         .remedy("write it again, such as with pandas.DataFrame.to_parquet")
         .in_layout(path))
+}
+
+thread_local! {
+    /// Whether a panic of this thread prints no message, because it becomes an error.
+    static IS_SILENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `decode`, which catches its panics, without their messages on standard error.
+fn silenced<T>(decode: impl FnOnce() -> T) -> T {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        let other = panic::take_hook();
+        panic::set_hook(Box::new(move |information| {
+            if !IS_SILENT.get() {
+                other(information);
+            }
+        }));
+    });
+    let before = IS_SILENT.replace(true);
+    let decoded = decode();
+    IS_SILENT.set(before);
+    decoded
 }
 
 /// Whether a cell of the type can be written as text.

@@ -1,5 +1,6 @@
 //! Panel of the chosen env's host: blocks from the image to the classes, and slots.
 
+use meristem::export::drawing::{HostPart, PartKind, host_parts, stage_hue};
 use meristem::grow::HostSpec;
 use meristem::train::events::SlotState;
 use ratatui::Frame;
@@ -10,8 +11,7 @@ use ratatui::widgets::Paragraph;
 
 use super::app::App;
 use super::parts::{colour, panel};
-use crate::colours;
-use crate::host_parts::{HostPart, PartKind, host_parts};
+use crate::colours::terminal;
 use crate::plain::printable;
 
 pub(super) fn draw(frame: &mut Frame<'_>, app: &App, area: Rect) {
@@ -57,7 +57,7 @@ fn slot(app: &App, name: &str, state: Option<&SlotState>) -> Line<'static> {
     let contribution = state.contribution.map_or(String::new(), |pp| format!(" {pp:+.1}"));
     let alpha = state.blueprint.as_ref().map_or(String::new(), |_| format!(" α{:.2}", state.alpha));
     let text = format!(" {mark} {name} {module} {}{alpha}{contribution}", state.stage);
-    let hue = state.stage.known().and_then(colours::stage);
-    let style = hue.map_or(Style::new(), |hue| colour(app, hue.terminal));
+    let hue = state.stage.known().and_then(stage_hue);
+    let style = hue.map_or(Style::new(), |hue| colour(app, terminal(hue)));
     Line::styled(printable(&text), style)
 }

@@ -2,19 +2,22 @@
 
 use std::collections::HashMap;
 
-use meristem::grow::{BranchJoin, HostLayer, HostSpec, SlotName};
+use meristem_grow::{BranchJoin, HostLayer, HostSpec, SlotName};
 
 /// A part of a drawn host.
-pub(crate) struct HostPart<'a> {
-    pub(crate) kind: PartKind<'a>,
+#[derive(Clone, Debug)]
+pub struct HostPart<'a> {
+    /// Contents of the part.
+    pub kind: PartKind<'a>,
     /// Nesting depth: number of residual layers and branches that contain the part.
-    pub(crate) depth: usize,
+    pub depth: usize,
     /// Indices of the earlier parts whose outputs this part reads; none for the first part.
-    pub(crate) inputs: Vec<usize>,
+    pub inputs: Vec<usize>,
 }
 
 /// Contents of a part.
-pub(crate) enum PartKind<'a> {
+#[derive(Clone, Debug)]
+pub enum PartKind<'a> {
     /// One or more layers, in one or two lines of text.
     Layers(Vec<String>),
     /// A slot.
@@ -23,7 +26,7 @@ pub(crate) enum PartKind<'a> {
 
 /// Returns the parts in forward order. Norms and activations have no part; a linear layer after the
 /// mean shares its part.
-pub(crate) fn host_parts(host: &HostSpec) -> Vec<HostPart<'_>> {
+pub fn host_parts(host: &HostSpec) -> Vec<HostPart<'_>> {
     let mut drawing = Drawing::default();
     drawing.add(host.layers(), 0, None);
     drawing.parts
@@ -88,6 +91,11 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
         HostLayer::Conv2d { out, kernel, .. } => {
             vec![format!("conv {kernel}"), format!("{out} channels")]
         }
+        HostLayer::Conv1d { out, kernel, .. } => {
+            vec![format!("conv {kernel}"), format!("{out} channels")]
+        }
+        HostLayer::MaxPool1d { kernel, .. } => vec![format!("pool {kernel}")],
+        HostLayer::AvgPool1d { kernel, .. } => vec![format!("mean of {kernel}")],
         HostLayer::MaxPool2d { kernel, .. } => vec![format!("pool {kernel}")],
         HostLayer::AvgPool2d { kernel, .. } => vec!["mean of".into(), kernel.to_string()],
         HostLayer::GlobalAvgPool => vec!["mean".into()],

@@ -1,7 +1,7 @@
 //! Encoder of shapes as SVG.
 
-use super::{Anchor, Colour, Picture, Shape};
-use crate::colours::css;
+use super::colours::css;
+use super::picture::{Anchor, Colour, Picture, Shape};
 
 /// Colours of ink and grid on a page.
 struct Palette {
@@ -10,7 +10,7 @@ struct Palette {
 }
 
 /// Encodes a file with a white background.
-pub(super) fn encode(picture: &Picture) -> String {
+pub fn svg(picture: &Picture) -> String {
     let [width, height] = picture.size;
     let mut text = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
@@ -24,7 +24,7 @@ pub(super) fn encode(picture: &Picture) -> String {
 
 /// Encodes a part of an HTML page, with the page's text colour and `--grid`. `label` is the
 /// description for screen readers.
-pub(crate) fn inline(picture: &Picture, label: &str) -> String {
+pub fn inline_svg(picture: &Picture, label: &str) -> String {
     let [width, height] = picture.size;
     let mut text = format!(
         "<svg role=\"img\" width=\"{width}\" viewBox=\"0 0 {width} {height}\" \
@@ -93,7 +93,7 @@ fn element(shape: &Shape, palette: &Palette) -> String {
 
 /// Escapes text for HTML and SVG, in elements and quoted attributes. Names of files and contents of
 /// runs may have any character.
-pub(crate) fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     let escape = |c: char| match c {
         '<' => "&lt;".into(),
         '>' => "&gt;".into(),
@@ -114,10 +114,10 @@ mod tests {
     fn names_are_escaped_in_pictures() {
         let shape = Shape::Text { at: [1.0, 2.0], anchor: Anchor::End, text: "a<b>&\u{7}".into() };
         let picture = Picture { size: [10.0, 10.0], shapes: vec![shape] };
-        for text in [encode(&picture), inline(&picture, "\"a'<b>")] {
+        for text in [svg(&picture), inline_svg(&picture, "\"a'<b>")] {
             assert!(text.contains(">a&lt;b&gt;&amp; </text>"), "{text}");
             assert!(!text.contains("<b>"), "{text}");
         }
-        assert!(inline(&picture, "\"a'<b>").contains("<title>&quot;a&#39;&lt;b&gt;</title>"));
+        assert!(inline_svg(&picture, "\"a'<b>").contains("<title>&quot;a&#39;&lt;b&gt;</title>"));
     }
 }
