@@ -2,79 +2,18 @@
 
 use std::cmp::Reverse;
 
-use meristem_grow::{AlphaTarget, Curve, Host, Slot, Speed, Stage, Style, Tempo};
+use meristem_grow::{Curve, Host, Slot, Speed, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
 use crate::controller::Controller;
 use crate::error::Result;
+use crate::heuristic_config::{HeuristicConfig, WidenTrigger};
 use crate::rules::{legal, legal_blueprints};
 use crate::state::ControllerState;
 use crate::trend::Trend;
 use crate::view::EnvView;
-
-/// Constants of the heuristic.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct HeuristicConfig {
-    /// Length of the plateau before a germination, in steps; 0, the default, requires no plateau.
-    pub plateau_steps: usize,
-    /// Gain in control score, in percentage points per step, that ends a plateau: .5.
-    pub plateau_gain_pp: f32,
-    /// Steps between a prune and the next germination: 5.
-    pub pause_after_prune_steps: u32,
-    /// Penalty of a blueprint whose module was pruned: 2.
-    pub prune_penalty: f64,
-    /// Factor on every penalty, applied each step: .5.
-    pub penalty_decay: f64,
-    /// Standard errors by which a trend or a contribution must differ from its threshold: 2.
-    pub significance: f64,
-    /// Overfitting limit: the largest share by which the control loss may exceed the training loss:
-    /// .25. Above the limit no module is blended in.
-    pub max_gap: f64,
-    /// Largest number of parameters of the host with its modules; no limit by default.
-    pub max_parameters: Option<usize>,
-    /// Steps for which a gate may refuse before the module is pruned: 5. Counted from
-    /// `min_training_steps` on in Training, and from the start in Holding. Without this limit a
-    /// module could block its env for ever: its contribution satisfies the controller, but not the
-    /// gate.
-    pub patience_steps: u32,
-    /// Style of every germination: linear_add.
-    pub style: Style,
-    /// Tempo of every germination: fast (3 steps).
-    pub tempo: Tempo,
-    /// Alpha target of every germination: 1.
-    pub alpha_target: AlphaTarget,
-    /// Number of further features that a layer gets at once, as a share of its initial features; 0,
-    /// the default, for no growth in width.
-    pub widen_by: f64,
-    /// Smallest number of steps from one change of width in an env to the next: 3.
-    pub widen_pause: u32,
-    /// Largest number of features of a layer, as a multiple of its initial number: 2.
-    pub widen_up_to: f64,
-}
-
-impl Default for HeuristicConfig {
-    fn default() -> Self {
-        Self {
-            plateau_steps: 0,
-            plateau_gain_pp: 0.5,
-            pause_after_prune_steps: 5,
-            prune_penalty: 2.0,
-            penalty_decay: 0.5,
-            significance: 2.0,
-            max_gap: 0.25,
-            max_parameters: None,
-            patience_steps: 5,
-            style: Style::LinearAdd,
-            tempo: Tempo::Fast,
-            alpha_target: AlphaTarget::Full,
-            widen_by: 0.0,
-            widen_pause: 3,
-            widen_up_to: 2.0,
-        }
-    }
-}
+use crate::widening;
 
 /// Steps over which losses are averaged for the comparison with `max_gap`.
 const GAP_STEPS: usize = 3;
@@ -91,10 +30,13 @@ struct HeuristicMemory {
     /// Steps since a layer became wider; 1 in the first step after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     steps_since_widen: Option<u32>,
+    /// Orthogonality of each layer's activations in the first step of the episode, if measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    first_orthogonality: Vec<f32>,
 }
 
 /// Grows the largest modules within its budget, one after another, until the host overfits. Keeps a
-/// module if the control loss is significantly higher without it. If `widen_by` is above 0, widens
+/// module if the control loss is significantly higher without it, by default. If `widen_by` is above 0, widens
 /// the layer that has grown least whenever no module is due.
 ///
 /// A module that has disappeared counts as pruned.
@@ -159,6 +101,7 @@ impl Controller for Heuristic {
         if let Some(Some(memory)) = self.memories.get_mut(env) {
             memory.steps_since_prune = None;
             memory.steps_since_widen = None;
+            memory.first_orthogonality.clear();
             memory.seen.clear();
         }
     }
@@ -174,6 +117,9 @@ impl Heuristic {
     pub(crate) fn decide(&mut self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         let memory = self.memory(view.env, view.host);
         memory.notice(view.host, config);
+        if memory.first_orthogonality.is_empty() {
+            memory.first_orthogonality = view.orthogonality.to_vec();
+        }
         let tended = view.host.live().map(|index| tend(index, view, config));
         let grown = [HeuristicMemory::germinate, HeuristicMemory::widen];
         let grown = grown.iter().map(|grow| grow(memory, view, config));
@@ -223,29 +169,17 @@ impl HeuristicMemory {
         }
     }
 
-    /// Widens the layer whose new number of features is the smallest multiple of its initial
-    /// number; among equals the first.
+    /// Widens a layer, by the rules of trigger and place; among equals the first.
     fn widen(&self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
-        let HeuristicConfig { widen_by, widen_pause, widen_up_to, .. } = *config;
-        let paused = self.steps_since_widen.is_some_and(|steps| steps < widen_pause);
-        if widen_by == 0.0 || paused || overfits(view, config) {
+        let paused = self.steps_since_widen.is_some_and(|steps| steps < config.widen_pause);
+        let is_early =
+            config.widen_trigger == WidenTrigger::Plateau && !is_plateau(view.scores_pp, config);
+        if config.widen_by == 0.0 || paused || is_early || overfits(view, config) {
             return Action::Wait;
         }
-        let host = view.host;
-        let first = host.first_spec().widenable();
-        let layers = host.widenable().into_iter().zip(first).enumerate();
-        let fits = |layer: usize, by: usize| {
-            let mut wider = host.clone();
-            wider.widen(layer, by).is_ok()
-                && config.max_parameters.is_none_or(|most| parameters(&wider) <= most)
-        };
-        let wider = layers.filter_map(|(layer, (now, first))| {
-            let by = ((first.features as f64 * widen_by).round() as usize).max(1);
-            let factor = (now.features + by) as f64 / first.features as f64;
-            (factor <= widen_up_to && fits(layer, by)).then_some((factor, layer, by))
-        });
-        let next = wider.min_by(|(one, ..), (other, ..)| one.total_cmp(other));
-        next.map_or(Action::Wait, |(_, layer, by)| Action::Widen { layer, by })
+        let fits = |host: &Host| config.max_parameters.is_none_or(|most| parameters(host) <= most);
+        let next = widening::choose(view, config, &self.first_orthogonality, fits);
+        next.map_or(Action::Wait, |next| Action::Widen { layer: next.layer, by: next.by })
     }
 
     /// Slot and blueprint of the next germination. Only blueprints within the host's budget count;
@@ -332,13 +266,14 @@ fn tend(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         }
         Stage::Training if slot.stage_steps >= due => prune,
         Stage::Holding if slot.stage_steps >= config.patience_steps => prune,
-        Stage::Holding => match view.measured(index).contribution_loss {
-            None => Action::Wait,
-            Some(c) if c.difference > config.significance * c.standard_error => {
-                Action::Fossilize { slot: index }
+        Stage::Holding => {
+            let measured = view.measured(index).contribution_loss;
+            match config.keep_modules.keeps(measured, config.significance) {
+                None => Action::Wait,
+                Some(true) => Action::Fossilize { slot: index },
+                Some(false) => prune,
             }
-            Some(_) => prune,
-        },
+        }
         _ => Action::Wait,
     }
 }

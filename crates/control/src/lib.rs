@@ -39,7 +39,8 @@
 //! # Modules, the most used ones first
 //! - `action`, `heads`, `masks`, `rules`: actions, their choices and their legality;
 //! - `view`, `history`, `trend`: an env as a controller sees it;
-//! - `controller`, `heuristic`, `random`, `script`, `per_env`: controllers without a policy;
+//! - `controller`, `heuristic` (with `heuristic_config`, `widening`), `random`, `script`, `per_env`:
+//!   controllers without a policy;
 //! - `observation`, `set_observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and
 //!   out of a policy;
 //! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;
@@ -54,6 +55,7 @@ mod gae;
 mod governor;
 mod heads;
 mod heuristic;
+mod heuristic_config;
 mod history;
 mod masks;
 mod normalizer;
@@ -71,6 +73,7 @@ mod set_observation;
 mod state;
 mod trend;
 mod view;
+mod widening;
 
 pub use action::{Action, ActionOp, Choices};
 pub use controller::{Controller, NoController};
@@ -78,7 +81,8 @@ pub use error::{Error, Result};
 pub use gae::{Discounts, Trajectories, advantages};
 pub use governor::{GovernorConfig, LossMonitor, TrainingFailure};
 pub use heads::{ActionHead, Floors, HEADS, HeadKind, HeadSize};
-pub use heuristic::{Heuristic, HeuristicConfig};
+pub use heuristic::Heuristic;
+pub use heuristic_config::{HeuristicConfig, KeepRule, WidenPlace, WidenTrigger};
 pub use history::{LastTwo, SlotHistories, SlotHistory};
 pub use masks::{HEAD_COUNT, HeadLayout, Legality};
 pub use meristem_grow::LifecycleError as Illegal;

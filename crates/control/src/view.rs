@@ -42,6 +42,10 @@ pub struct EnvView<'a> {
     pub measured: &'a [GateInputs],
     /// Earlier and current measurements of each enabled slot ([`crate::SlotHistories`]).
     pub history: &'a [SlotHistory],
+    /// Orthogonality φ of the activations of each layer that can become wider
+    /// ([`Host::widenable`]), after this step; empty unless a rule needs it
+    /// ([`crate::HeuristicConfig::needs_orthogonality`]).
+    pub orthogonality: &'a [f32],
     /// Facts about the training of the env.
     pub facts: EnvFacts,
     /// The last op of this env and whether it succeeded; `None` in the first step.

@@ -67,8 +67,9 @@ pub use kernels::Isa;
 pub use loss::Loss;
 pub use metrics::{EvalMetrics, GroupMetrics, Metrics, MetricsLayout, PairedLoss};
 pub use network::{
-    FurtherFeatures, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans, SequenceDraw,
-    SequenceNetwork, SequenceOptions, SequenceRun, Snapshot, WidthProbe, observed_weight,
+    ActivationProbe, FurtherFeatures, LabelledBatch, Network, NetworkFleet, NetworkOptions, Plans,
+    SequenceDraw, SequenceNetwork, SequenceOptions, SequenceRun, Snapshot, WidthProbe,
+    observed_weight,
 };
 pub use plan::{Plan, PlanMode, PlanOptions};
 pub use precision::Precision;

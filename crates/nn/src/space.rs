@@ -20,6 +20,9 @@ pub enum Space {
     /// ([`Optimiser::hyperparameters`](crate::graph::Optimiser)), then those of the dropout layers.
     /// Read only.
     Hyperparameters,
+    /// Factors of the steps of the host's packed parameters, f32, then 1 minus each of them
+    /// ([`Graph::with_step_factors`](crate::graph::Graph::with_step_factors)). Read only.
+    StepFactors,
     /// The rows of alphas of this run, f32. Read only.
     Alphas,
     /// Metrics but the scores, f64.
@@ -48,6 +51,7 @@ impl Space {
                 | Space::Targets
                 | Space::ClassWeights
                 | Space::Hyperparameters
+                | Space::StepFactors
                 | Space::Alphas
         )
     }

@@ -82,3 +82,17 @@ def test_folders_of_others(tmp_path):
     with pytest.raises(ResumeError, match="momentum"):
         meristem.growth_bench("bench", **few, momentum=0.5)
     assert (tmp_path / "bench/growth.json").read_text() == before
+
+
+RULES = {"width_init": "variance_transfer", "growth_lr": "norm", "growth_momentum": "reset", "widen_place": "orthogonality"}
+
+
+def test_rules_of_growth_are_settings():
+    usual = {"dataset": "spirals", "host": "mlp:8,8", "controller": "heuristic", "max_modules": 0, "widen_by": 0.5}
+    usual |= {"max_gap": 99, "envs": 1, "steps": 6, "threads": 1}
+    for name, rules in (("usual", {}), ("other", RULES)):
+        run = meristem.train(**usual, **rules, run_dir=name)
+        assert list(run.events["layer_widened"]["layer"]), name
+        assert all(f'{key} = "{value}"' in (run.path / "config.toml").read_text() for key, value in rules.items())
+    with pytest.raises(SettingError, match="FACTOR:STEPS"):
+        meristem.train(**usual, growth_lr="2", run_dir="no")

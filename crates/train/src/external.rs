@@ -314,6 +314,7 @@ impl SeenEnv {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: &self.history,
+            orthogonality: &[],
             facts: self.facts,
             last: self.last,
         }

@@ -36,7 +36,7 @@ pub struct WidenableLayer {
 
 impl WidenableLayer {
     /// Name of the reader, the next layer that reads the output of this layer.
-    pub(crate) fn reader(&self) -> &str {
+    pub fn reader(&self) -> &str {
         &self.reader
     }
 

@@ -33,7 +33,7 @@ fn widths(of: &Outcome) -> usize {
 #[test]
 fn a_run_that_widens_is_resumed_to_the_same_bits() {
     let m = with_script();
-    for init in ["zero", "net2wider", "firefly"] {
+    for init in ["zero", "net2wider", "firefly", "variance_transfer"] {
         let run = scripted(&format!("--width-init {init} --optimizer adam --run-dir"));
         m.ok(&format!("{run} {init}"));
         let whole = outcome(&m, init);
@@ -42,6 +42,57 @@ fn a_run_that_widens_is_resumed_to_the_same_bits() {
     }
     assert_ne!(outcome(&m, "zero").weights, outcome(&m, "net2wider").weights);
     assert_ne!(outcome(&m, "zero").weights, outcome(&m, "firefly").weights);
+}
+
+/// Rates and optimiser state of new features and modules.
+#[test]
+fn rates_of_new_parts_are_resumed_to_the_same_bits() {
+    let m = with_script();
+    let usual = scripted("--run-dir usual");
+    m.ok(&usual);
+    let usual = outcome(&m, "usual");
+    for (name, more, is_other) in [
+        ("age", "--growth-lr 3:6", true),
+        ("held", "--growth-lr 0:30 --optimizer adam", true),
+        ("norm", "--growth-lr norm --width-init variance_transfer", true),
+        ("reset", "--growth-momentum reset", true),
+        ("one", "--growth-lr 1:6", false),
+    ] {
+        let run = scripted(&format!("{more} --run-dir"));
+        m.ok(&format!("{run} {name}"));
+        let whole = outcome(&m, name);
+        assert_eq!(whole.weights != usual.weights, is_other, "{name}");
+        resumes(&m, &run, name, &[12, 17, 24, 30, 38]);
+    }
+    m.fails(&scripted("--growth-lr 2 --run-dir no"), 2, &["FACTOR:STEPS"]);
+}
+
+/// Growth in width by the orthogonality of activations, which is measured anew after a resume.
+#[test]
+fn the_orthogonality_of_activations_is_resumed_to_the_same_bits() {
+    let m = with_images();
+    let heuristic = format!(
+        "{RUN} --controller heuristic --envs 2 --steps 12 --max-modules 0 --widen-by 0.5 \
+         --widen-pause 2 --parameters-per-image 99 --max-gap 99"
+    );
+    let run = format!(
+        "{heuristic} --widen-trigger orthogonality --widen-place orthogonality \
+         --widen-orthogonality 0.6 --run-dir"
+    );
+    m.ok(&format!("{run} whole"));
+    let whole = outcome(&m, "whole");
+    assert!(widths(&whole) > 0, "nothing was triggered");
+    resumes(&m, &run, "whole", &[12, 17, 24, 30]);
+    m.ok(&format!("{run} one-worker --threads 1"));
+    assert_same(&outcome(&m, "one-worker"), &whole, "workers");
+    m.fails(
+        &format!("{heuristic} --widen-trigger plateau --run-dir no"),
+        2,
+        &["widen-trigger", "plateau-steps"],
+    );
+    let replicas = "--data-parallel --ranks 2 --envs 1 --twin off";
+    let run = run.replace("--envs 2", replicas);
+    m.fails(&format!("{run} no"), 2, &["widen-trigger", "different batches"]);
 }
 
 /// Kills runs like the complete one with this name after some numbers of events, and resumes them

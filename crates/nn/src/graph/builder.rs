@@ -35,6 +35,7 @@ impl GraphBuilder {
             output: NodeId(0),
             alphas: 0,
             dropouts: vec![],
+            step_factors: None,
         };
         Self { graph, names: HashSet::new(), group: GroupId(0) }
     }

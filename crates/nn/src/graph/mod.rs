@@ -11,8 +11,11 @@ mod dropout;
 mod optimiser;
 mod pool;
 mod recurrent;
+mod step_factors;
 mod widening;
 mod width_init;
+
+use std::sync::Arc;
 
 pub(crate) use builder::BATCH_NORM_MOMENTUM;
 pub use builder::GraphBuilder;
@@ -21,6 +24,7 @@ pub(crate) use dropout::{DROPOUT_NUMBERS, DrawSource};
 pub(crate) use optimiser::HYPERPARAMETERS;
 pub use optimiser::{Optimiser, OptimiserKind};
 pub use recurrent::{LstmNodes, LstmParams};
+pub use step_factors::StepFactors;
 pub(crate) use widening::{TensorOrigin, Widening};
 pub use width_init::WidthInit;
 
@@ -469,6 +473,8 @@ pub struct Graph {
     pub alphas: usize,
     /// Dropout layers in the order of their nodes.
     pub dropouts: Vec<DropoutSpec>,
+    /// Factors of the host's optimiser steps, if there are any ([`Graph::with_step_factors`]).
+    pub step_factors: Option<Arc<StepFactors>>,
 }
 
 impl Graph {
@@ -492,10 +498,10 @@ impl Graph {
         self.nodes[self.output.0].dims.c
     }
 
-    /// Whether the graphs are equal but for the numbers of their optimisers, and rates of dropout
-    /// above 0: networks of the two share plans.
+    /// Whether the graphs are equal but for the numbers of their optimisers, factors of their steps,
+    /// and rates of dropout above 0: networks of the two share plans.
     pub fn has_topology_of(&self, other: &Graph) -> bool {
-        let Self { nodes, params, buffers, groups, output, alphas, dropouts } = self;
+        let Self { nodes, params, buffers, groups, output, alphas, dropouts, step_factors } = self;
         let like = |a: &GroupSpec, b: &GroupSpec| {
             let alike = a.optimiser.kind() == b.optimiser.kind();
             a.name == b.name && alike && a.variants.len() == b.variants.len()
@@ -505,6 +511,7 @@ impl Graph {
         };
         (output, alphas) == (&other.output, &other.alphas)
             && drops(dropouts) == drops(&other.dropouts)
+            && step_factors.is_some() == other.step_factors.is_some()
             && groups.len() == other.groups.len()
             && groups.iter().zip(&other.groups).all(|(a, b)| like(a, b))
             && (nodes, params, buffers) == (&other.nodes, &other.params, &other.buffers)

@@ -98,6 +98,11 @@ impl TensorOrigin {
         (self.further_of(&self.rows).count(), self.further_of(&self.columns).count())
     }
 
+    /// Number of columns.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns.len()
+    }
+
     /// Positions of the elements of the further columns of a tensor of `len` elements.
     fn column_elements(&self, len: usize) -> impl Iterator<Item = usize> {
         let (rows, columns) = (self.rows.len(), self.columns.len());
@@ -281,9 +286,11 @@ impl Trace<'_> {
         let mut random = (self.random)(&format!("{name} with {to} features"));
         for _ in from..to {
             let further = match self.init {
-                WidthInit::Zero | WidthInit::Firefly | WidthInit::Gradmax | WidthInit::Tiny => {
-                    Feature::NEW
-                }
+                WidthInit::Zero
+                | WidthInit::Firefly
+                | WidthInit::Gradmax
+                | WidthInit::Tiny
+                | WidthInit::VarianceTransfer => Feature::NEW,
                 WidthInit::Net2wider => {
                     let copied = random.below(from as u32) as usize;
                     // Equal shares would give equal gradients for ever.

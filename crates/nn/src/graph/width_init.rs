@@ -25,12 +25,22 @@ pub enum WidthInit {
     /// them, with an amplitude by line search (Verbockhaven, Rudkiewicz, Chevallier, Charpiat,
     /// "Growing Tiny Networks", 2024). Changes the function.
     Tiny,
+    /// Pairs of equal random features whose outgoing weights are opposite numbers; where batch norm
+    /// follows the layer that reads them, the old weights of this layer become smaller (after Yuan,
+    /// Savarese, Maire, "Accelerated Training via Incrementally Growing Neural Networks", 2023).
+    VarianceTransfer,
 }
 
 impl WidthInit {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Zero, Self::Net2wider, Self::Firefly, Self::Gradmax, Self::Tiny];
+    pub const ALL: [Self; 6] = [
+        Self::Zero,
+        Self::Net2wider,
+        Self::Firefly,
+        Self::Gradmax,
+        Self::Tiny,
+        Self::VarianceTransfer,
+    ];
 
     /// The name in configuration.
     pub fn name(self) -> &'static str {
@@ -40,6 +50,7 @@ impl WidthInit {
             Self::Firefly => "firefly",
             Self::Gradmax => "gradmax",
             Self::Tiny => "tiny",
+            Self::VarianceTransfer => "variance_transfer",
         }
     }
 

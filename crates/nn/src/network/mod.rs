@@ -5,6 +5,7 @@
 //! run in it (`run`). Parameters live in one set of tensors per group, so that growing and pruning
 //! a module touches no other group (`docs/growth.md`).
 
+mod activations;
 mod arenas;
 mod fleet;
 mod gradient;
@@ -25,6 +26,7 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Owner, Stream, Tensor};
 
+pub use self::activations::ActivationProbe;
 use self::arenas::Arenas;
 pub use self::fleet::NetworkFleet;
 use self::gradient::ArenaGradient;
@@ -122,6 +124,8 @@ pub struct Network {
     hyperparameters: Tensor,
     /// The same with dropout rates of 0, for passes that only observe statistics.
     without_dropout: Tensor,
+    /// Factors of the host's optimiser steps ([`Graph::packed_step_factors`]), if there are any.
+    step_factors: Option<Tensor>,
     /// Number of the first sample in a batch that several networks share, for draws.
     first_sample: usize,
     arena: Arenas,
@@ -190,6 +194,10 @@ impl Network {
         } else {
             numbers(&Graph::clone(&graph).with_dropout(0.0)?)?
         };
+        let step_factors = graph.packed_step_factors().map(|factors| {
+            Tensor::from_slice(stream, &factors, [factors.len()], Owner::Parameters)
+        });
+        let step_factors = step_factors.transpose()?;
         let arena_len =
             largest_arena(&topology, &options, PlanTarget::for_device(stream.device()))?;
         let groups = growth::build(stream, &graph, old.map(Self::weights), options.fresh())?;
@@ -223,6 +231,7 @@ impl Network {
             topology,
             hyperparameters,
             without_dropout,
+            step_factors,
             first_sample,
             arena,
             alphas,
@@ -241,9 +250,9 @@ impl Network {
     /// shape and kind agree; new ones are initialised, and ones that the graph does not name are
     /// dropped. Unchanged groups keep their tensors. A topology seen before is not compiled again.
     /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero. If
-    /// only numbers of optimisers differ, they are copied to the device, and everything else stays;
-    /// if rates of dropout differ, gradients that wait for an update are dropped as well.
-    /// Does not wait for the device.
+    /// only numbers of optimisers or factors of their steps differ, they are copied to the device,
+    /// and everything else stays; if rates of dropout differ, gradients that wait for an update are
+    /// dropped as well. Does not wait for the device.
     ///
     /// # Errors
     /// As [`Network::new`]; the network is then as it was.
@@ -271,6 +280,11 @@ impl Network {
         if !graph.dropouts.is_empty() {
             let without = Graph::clone(graph).with_dropout(0.0)?;
             self.without_dropout.copy_from_slice(&groups::numbers(&without, draws))?;
+        }
+        if graph.step_factors != self.graph.step_factors
+            && let (Some(to), Some(factors)) = (&self.step_factors, graph.packed_step_factors())
+        {
+            to.copy_from_slice(&factors)?;
         }
         Ok(self.hyperparameters.copy_from_slice(&groups::numbers(graph, draws))?)
     }

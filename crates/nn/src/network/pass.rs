@@ -195,6 +195,7 @@ impl Network {
             targets,
             class_weights: self.class_weights.as_ref(),
             hyperparameters: Some(&self.hyperparameters),
+            step_factors: self.step_factors.as_ref(),
             alphas: Some(&self.alphas),
             alphas_start: config * self.graph().alphas,
             outputs: &[],

@@ -35,6 +35,7 @@ pub(super) struct LaunchTensors<'a> {
     pub(super) targets: Option<&'a Tensor>,
     pub(super) class_weights: Option<&'a Tensor>,
     pub(super) hyperparameters: Option<&'a Tensor>,
+    pub(super) step_factors: Option<&'a Tensor>,
     pub(super) alphas: Option<&'a Tensor>,
     /// First alpha of the run's first row.
     pub(super) alphas_start: usize,
@@ -54,6 +55,7 @@ impl<'a> LaunchTensors<'a> {
             Space::Targets => whole(self.targets),
             Space::ClassWeights => whole(self.class_weights),
             Space::Hyperparameters => whole(self.hyperparameters),
+            Space::StepFactors => whole(self.step_factors),
             Space::Alphas => Some((self.alphas?, self.alphas_start)),
             Space::Metrics => whole(self.metrics),
             Space::Scores => Some((self.metrics?, self.scores_start)),

@@ -56,12 +56,13 @@ fn place(space: Space) -> usize {
         Space::Scores => return 4,
         Space::ClassWeights => return 5,
         Space::Hyperparameters => return 6,
-        Space::Input(n) => (n, 7),
-        Space::Output(n) => (n, 8),
-        Space::Values(group) => (group.index(), 9),
-        Space::Momentum(group) => (group.index(), 10),
-        Space::State(group) => (group.index(), 11),
-        Space::Counters(group) => (group.index(), 12),
+        Space::StepFactors => return 7,
+        Space::Input(n) => (n, 8),
+        Space::Output(n) => (n, 9),
+        Space::Values(group) => (group.index(), 10),
+        Space::Momentum(group) => (group.index(), 11),
+        Space::State(group) => (group.index(), 12),
+        Space::Counters(group) => (group.index(), 13),
     };
     6 * n + kind
 }

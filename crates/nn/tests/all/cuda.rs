@@ -8,6 +8,7 @@ use crate::common::host::{self, BASELINE, DEEP, MINIMAL};
 use crate::common::{Random, cuda};
 use crate::golden_optimisers;
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
+use crate::step_factors::with_factors;
 use crate::widen::{WITHOUT_PROBE, convolutions, flattened};
 use crate::width_probes::measure;
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
@@ -111,17 +112,34 @@ fn training_follows_the_processors() {
 #[ignore = "needs a GPU or its stand-in"]
 fn a_wider_network_follows_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
-    for init in WITHOUT_PROBE {
+    for init in WITHOUT_PROBE.into_iter().chain([WidthInit::VarianceTransfer]) {
         let [ours, theirs] = [&gpu, &cpu].map(|stream| {
             let mut it = network(stream, &convolutions(host::SGD.into(), [5, 6]), BATCH);
             train(&mut it, 0..STEPS, BATCH);
-            it.widen(convolutions(host::SGD.into(), [8, 13]), init).unwrap();
+            for widths in [[8, 6], [8, 13]] {
+                it.widen(convolutions(host::SGD.into(), widths), init).unwrap();
+            }
             train(&mut it, STEPS..2 * STEPS, BATCH);
             (it.state_dict().unwrap(), it.momentum_dict().unwrap())
         });
         let (weights, momenta) = (apart(&ours.0, &theirs.0), apart(&ours.1, &theirs.1));
         assert!(weights < 1e-4 && momenta < 5e-3, "{init:?}: {weights} {momenta}");
     }
+}
+
+/// Steps that are shortened and lengthened element by element.
+#[test]
+fn factors_of_steps_follow_the_processors() {
+    let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
+    let factors: Vec<f32> = (0..270).map(|at| 0.25 * (at % 9) as f32).collect();
+    let graph = with_factors(host::SGD.into(), "two.weight", factors);
+    let [ours, theirs] = [&gpu, &cpu].map(|stream| {
+        let mut it = network(stream, &graph, BATCH);
+        train(&mut it, 0..STEPS, BATCH);
+        (it.state_dict().unwrap(), it.momentum_dict().unwrap())
+    });
+    let (weights, momenta) = (apart(&ours.0, &theirs.0), apart(&ours.1, &theirs.1));
+    assert!(weights < 1e-4 && momenta < 5e-3, "{weights} {momenta}");
 }
 
 /// Further features that are found by measuring gradients on both devices. Gradients differ by

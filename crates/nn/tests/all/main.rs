@@ -2,6 +2,7 @@
 //! again.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
+mod activations;
 mod bad_input;
 mod branches;
 mod common;
@@ -32,5 +33,7 @@ mod replicas;
 mod rows;
 mod snapshot;
 mod statistics;
+mod step_factors;
+mod variance_transfer;
 mod widen;
 mod width_probes;

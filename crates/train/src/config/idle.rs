@@ -4,18 +4,20 @@ use super::table::TrainConfig;
 use super::types::ControllerKind;
 
 /// Settings of growth, which an env without a controller has no use for.
-const OF_GROWTH: [&str; 7] = [
+const OF_GROWTH: [&str; 9] = [
     "max_modules",
     "max_parameters",
     "max_macs",
     "birth",
     "width_init",
+    "growth_lr",
+    "growth_momentum",
     "min_training_steps",
     "min_contribution",
 ];
 
 /// Settings of the heuristic.
-const OF_HEURISTIC: [&str; 8] = [
+const OF_HEURISTIC: [&str; 12] = [
     "plateau_steps",
     "plateau_gain",
     "parameters_per_image",
@@ -24,10 +26,22 @@ const OF_HEURISTIC: [&str; 8] = [
     "widen_by",
     "widen_pause",
     "widen_up_to",
+    "widen_trigger",
+    "widen_place",
+    "widen_orthogonality",
+    "keep_modules",
 ];
 
 /// Settings of wider layers.
-const OF_WIDTH: [&str; 3] = ["width_init", "widen_pause", "widen_up_to"];
+const OF_WIDTH: [&str; 7] = [
+    "width_init",
+    "growth_momentum",
+    "widen_pause",
+    "widen_up_to",
+    "widen_trigger",
+    "widen_place",
+    "widen_orthogonality",
+];
 
 /// A setting of members on which no result of theirs depends.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +93,8 @@ impl TrainConfig {
             "the heuristic widens no layer with widen-by 0".into()
         } else if OF_WIDTH.contains(&key) && !widens {
             format!("controller {controller} widens no layer")
+        } else if key == "widen_orthogonality" && !self.heuristic.needs_orthogonality() {
+            "neither widen-trigger nor widen-place is orthogonality".into()
         } else if key == "plateau_gain" && self.heuristic.plateau_steps == 0 {
             "the heuristic waits for no plateau with plateau-steps 0".into()
         } else {
@@ -109,7 +125,10 @@ mod tests {
             {"controller": "none", "birth": "joint"}, {"controller": "random", "tempo": "slow"},
             {"controller": "random", "width_init": "net2wider", "birth": "joint"},
             {"plateau_gain": 1}, {"plateau_gain": 1, "plateau_steps": 2},
-            {"width_init": "net2wider", "widen_by": 1}]"#;
+            {"width_init": "net2wider", "widen_by": 1},
+            {"widen_orthogonality": 0.5, "widen_by": 1}, {"growth_momentum": "reset"},
+            {"widen_orthogonality": 0.5, "widen_by": 1, "widen_place": "orthogonality"},
+            {"controller": "random", "growth_lr": "2:3", "keep_modules": "all"}]"#;
         assert_eq!(
             idle(&[("members", members)]),
             [
@@ -119,6 +138,9 @@ mod tests {
                 "tempo [5]: it is a rule of the heuristic, and the controller is random",
                 "width_init [6]: controller random widens no layer",
                 "plateau_gain [7]: the heuristic waits for no plateau with plateau-steps 0",
+                "widen_orthogonality [10]: neither widen-trigger nor widen-place is orthogonality",
+                "growth_momentum [11]: the heuristic widens no layer with widen-by 0",
+                "keep_modules [13]: it is a rule of the heuristic, and the controller is random",
             ]
         );
         assert!(idle(&[("members", "widen_pause=2,3"), ("widen_by", "0.5")]).is_empty());

@@ -506,6 +506,8 @@ mod tests {
                 (NumberRange::Any, "tempo") => "slow".into(),
                 (NumberRange::Any, "birth") => "joint".into(),
                 (NumberRange::Any, "width_init") => "net2wider".into(),
+                (NumberRange::Any, "widen_trigger" | "widen_place") => "orthogonality".into(),
+                (NumberRange::Any, "keep_modules") => "all".into(),
                 (NumberRange::Any, _) => panic!("{key}: give this test a value that is no default"),
             };
             let mut flags = ConfigLayer::default();

@@ -1,6 +1,6 @@
 //! Optimisers of hosts and modules, from the settings.
 
-use meristem_grow::Optimisers;
+use meristem_grow::{Host, Optimisers};
 use meristem_nn::graph::{AdamConfig, Graph, LionConfig, MuonConfig, Optimiser, SgdConfig};
 
 use super::table::TrainConfig;
@@ -82,6 +82,26 @@ impl TrainConfig {
         })?)
     }
 
+    /// Gives modules the learning rates of their age. `first` is the host at the beginning of the
+    /// episode, whose modules have the usual rate.
+    pub(crate) fn age_modules(&self, graph: &mut Graph, host: &Host, first: &Host) {
+        for (slot, first) in host.slots().iter().zip(first.slots()) {
+            let Some(module) = slot.module.as_ref().filter(|_| first.module.is_none()) else {
+                continue;
+            };
+            let factor = self.growth_lr.of_age(module.age_steps as usize) as f32;
+            let name = slot.name.to_string();
+            let group = graph.groups.iter_mut().find(|group| group.name == name);
+            if let Some(group) = group.filter(|_| factor != 1.0) {
+                let pattern = String::new();
+                let factor = Some(Scaled::Factor(factor));
+                let rule = ParamGroup { pattern, lr: factor, weight_decay: None };
+                let optimisers = std::iter::once(&mut group.optimiser).chain(&mut group.variants);
+                optimisers.for_each(|optimiser| *optimiser = varied(*optimiser, &rule, 1.0));
+            }
+        }
+    }
+
     /// An optimiser with these numbers.
     fn optimiser(&self, numbers: OptimizerNumbers, rate: f64) -> Optimiser {
         let clip_norm = self.clip_norm.norm();
@@ -138,6 +158,13 @@ fn varied(optimiser: Optimiser, group: &ParamGroup, rate: f64) -> Optimiser {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use meristem_grow::{
+        AlphaTarget, BlueprintSet, GateInputs, Germination, HostSpec, Rules, Style, TaskShape,
+        Tempo,
+    };
+
     use super::*;
     use crate::config::ConfigLayer;
     use crate::config::types::Members;
@@ -227,5 +254,52 @@ mod tests {
         let hosts = [0, 1].map(|member: usize| members[member].optimisers(1.0).host);
         assert_eq!(hosts[0], Optimisers::default().host);
         assert!(matches!(hosts[1], Optimiser::Lion(LionConfig { lr: 1e-4, .. })), "{hosts:?}");
+    }
+
+    /// A module that germinated three steps ago, and one that is there from the beginning.
+    #[test]
+    fn young_modules_have_the_rates_of_their_age() {
+        let spec: HostSpec = "baseline".parse().unwrap();
+        let slots = spec.select_slots(["r0c0", "r0c1"]).unwrap();
+        let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
+        let set = Arc::new(BlueprintSet::standard());
+        let mut first = Host::new(spec, image, &slots, set, Rules::default()).unwrap();
+        let germination = Germination {
+            blueprint: 0,
+            style: Style::LinearAdd,
+            tempo: Tempo::Fast,
+            alpha_target: AlphaTarget::Full,
+            score_pp: None,
+        };
+        let young = || {
+            let config = config(ConfigLayer {
+                growth_lr: Some("3:6".parse().unwrap()),
+                ..ConfigLayer::default()
+            });
+            config.unwrap()
+        };
+        first.germinate(1, germination).unwrap();
+        let mut host = first.clone();
+        host.step();
+        host.advance(1, &GateInputs::default()).unwrap();
+        host.germinate(0, germination).unwrap();
+        for _ in 0..3 {
+            host.step();
+            if host.check_advance(0).is_ok() {
+                host.advance(0, &GateInputs::default()).unwrap();
+            }
+        }
+        let optimisers = young().optimisers(1.0);
+        let mut graph = host.graph(&optimisers).unwrap();
+        young().age_modules(&mut graph, &host, &first);
+        let Optimiser::Sgd(module) = optimisers.module else { panic!("no SGD") };
+        let rate = |name: &str| match graph.groups.iter().find(|group| group.name == name) {
+            Some(group) => match group.optimiser {
+                Optimiser::Sgd(sgd) => sgd.lr / module.lr,
+                other => panic!("{other:?}"),
+            },
+            None => panic!("no group {name}"),
+        };
+        assert_eq!((rate("r0c0"), rate("r0c1"), rate("host")), (2.0, 1.0, 1.0));
     }
 }

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 
 use meristem_control::{
-    GovernorConfig, HeadKind, HeuristicConfig, PpoConfig, RewardConfig, RewardMode,
+    GovernorConfig, HeadKind, HeuristicConfig, KeepRule, PpoConfig, RewardConfig, RewardMode,
+    WidenPlace, WidenTrigger,
 };
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
@@ -23,9 +24,10 @@ use super::declare::{
 };
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
-    CommKind, ControllerKind, ExchangeKind, HotScopePolicy, LossKind, LrSchedule, Members,
-    Normalize, Numbers, ObservationForm, OptimizerKind, ParamGroups, PlannedChanges, PolicyStart,
-    Preset, Sampler, Scheduler, Space, Switch, TaskKind, Telemetry, number_text, unknown,
+    CommKind, ControllerKind, ExchangeKind, GrowthLr, GrowthMomentum, HotScopePolicy, LossKind,
+    LrSchedule, Members, Normalize, Numbers, ObservationForm, OptimizerKind, ParamGroups,
+    PlannedChanges, PolicyStart, Preset, Sampler, Scheduler, Space, Switch, TaskKind, Telemetry,
+    number_text, unknown,
 };
 use super::value::SettingValue;
 
@@ -417,9 +419,20 @@ settings! {
         /// outgoing weights of 0. net2wider: copies of other features, with shares of their
         /// outgoing weights. firefly: as zero, but the best of eight times as many candidates.
         /// gradmax: incoming weights of 0, with the outgoing weights that give them the largest
-        /// gradient. tiny: the features that lower the loss most. The last three measure 16
-        /// training batches.
+        /// gradient. tiny: the features that lower the loss most. These three measure 16 training
+        /// batches. variance_transfer: pairs of equal features with opposite outgoing weights, and
+        /// smaller old weights before a batch norm.
         width_init in rules.width_init: WidthInit, since(13, "zero"), of_member();
+        /// Learning rates of new parts. uniform: those of old parts. FACTOR:STEPS, such as 2:10 or
+        /// 0.1:5: features that a layer gets and modules begin with FACTOR times the rate, which
+        /// goes linearly to the usual one over STEPS steps. norm: ‖W_t‖ / ‖W_0‖ times the rate for
+        /// the further elements W_t of a parameter that began with W_0, within 0.1 and 10.
+        growth_lr: GrowthLr = same(GrowthLr::Uniform),
+            unit("RATES"), since(15, "uniform"), of_member();
+        /// State of an env's optimisers when a layer becomes wider. keep: it stays with its
+        /// parameters. reset: all of it becomes 0.
+        growth_momentum: GrowthMomentum = same(GrowthMomentum::Keep),
+            unit("STATE"), since(15, "keep"), of_member();
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32,
             unit("N"), whole(1, 1_000_000), of_member();
@@ -455,6 +468,27 @@ settings! {
         /// initial number; at least 1 + widen-by.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
             since(13, "2"), of_member();
+        /// Trigger of the heuristic's growth in width, after the pause. schedule: none. plateau:
+        /// the control score is on a plateau, by plateau-steps and plateau-gain. orthogonality: the
+        /// activations of the layer are as orthogonal as in the first step, by
+        /// widen-orthogonality; measures 16 training batches.
+        widen_trigger in heuristic.widen_trigger: WidenTrigger,
+            unit("RULE"), since(15, "schedule"), of_member();
+        /// Layer that the heuristic makes wider. smallest: the one whose new features are the
+        /// smallest multiple of its initial features. orthogonality: the one whose activations are
+        /// most orthogonal, compared with the first step; measures 16 training batches.
+        widen_place in heuristic.widen_place: WidenPlace,
+            unit("RULE"), since(15, "smallest"), of_member();
+        /// Share of the orthogonality in the first step that a layer must exceed, with
+        /// widen-trigger orthogonality.
+        widen_orthogonality in heuristic.widen_orthogonality: f64,
+            unit("SHARE"), real(0.0, 1.0), since(15, "0.97"), of_member();
+        /// Modules that the heuristic makes permanent at the end of their trial. significant: those
+        /// without which the control loss is higher by 2 standard errors. positive: those without
+        /// which it is higher. all: every module. The gate, with min-contribution, must pass as
+        /// well.
+        keep_modules in heuristic.keep_modules: KeepRule,
+            unit("RULE"), since(15, "significant"), of_member();
     }
     "Policy" {
         /// Initial policy of controller ppo. shipped: the policy that comes with the program. none:

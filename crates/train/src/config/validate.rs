@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use meristem_control::{HeuristicConfig, RewardMode};
+use meristem_control::{HeuristicConfig, RewardMode, WidenTrigger};
 use meristem_data::order::EpochMode;
 use meristem_device::DeviceId;
 use meristem_nn::Precision;
@@ -211,6 +211,29 @@ fn check_width(config: &TrainConfig) -> Result<()> {
         let expected = format!("at least {first}, to which widen-by {widen_by} widens a layer");
         return Err(Error::value("widen-up-to", widen_up_to, expected));
     }
+    check_width_rules(config)
+}
+
+/// Checks that trigger and place of growth in width have what they need.
+fn check_width_rules(config: &TrainConfig) -> Result<()> {
+    let HeuristicConfig { widen_trigger, widen_place, plateau_steps, .. } = config.heuristic;
+    if config.heuristic.widen_by > 0.0
+        && widen_trigger == WidenTrigger::Plateau
+        && plateau_steps == 0
+    {
+        let expected = "schedule, or plateau with plateau-steps of at least 1";
+        return Err(Error::value("widen-trigger", widen_trigger.name(), expected));
+    }
+    if config.data_parallel && config.heuristic.needs_orthogonality() {
+        let reason = "with data-parallel, whose ranks have different batches";
+        let (key, value, other) = match widen_trigger {
+            WidenTrigger::Orthogonality => {
+                ("widen-trigger", widen_trigger.name(), "schedule or plateau")
+            }
+            _ => ("widen-place", widen_place.name(), "smallest"),
+        };
+        return Err(Error::value(key, value, format!("{other} {reason}")));
+    }
     Ok(())
 }
 
@@ -234,7 +257,11 @@ fn check_width_init(config: &TrainConfig) -> Result<()> {
         (_, true) => "with a loss of the program",
         _ => return Ok(()),
     };
-    Err(Error::value("width-init", init.name(), format!("zero or net2wider {problem}")))
+    Err(Error::value(
+        "width-init",
+        init.name(),
+        format!("zero, net2wider or variance_transfer {problem}"),
+    ))
 }
 
 /// Checks that a run has a loss of the program if its settings say so, and none otherwise.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use meristem_control::RewardMode;
+use meristem_control::{KeepRule, RewardMode, WidenPlace, WidenTrigger};
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
 use meristem_grow::{Birth, Tempo};
@@ -187,6 +187,9 @@ named! {
     Tempo: Tempo::ALL;
     Birth: Birth::ALL;
     WidthInit: WidthInit::ALL;
+    WidenTrigger: WidenTrigger::ALL;
+    WidenPlace: WidenPlace::ALL;
+    KeepRule: KeepRule::ALL;
 }
 
 /// A setting that may be absent; a value has the text form of `T`.

@@ -3,11 +3,12 @@
 //! - here: one env;
 //! - `trained_host`: a host with its network, the env's own or its twin;
 //! - `population`: all envs of a process, and their twins;
-//! - `measurements`, `governor_state`: state of an env in an episode;
+//! - `measurements`, `governor_state`, `new_features`: state of an env in an episode;
 //! - `state`: the state in a checkpoint.
 
 mod governor_state;
 mod measurements;
+mod new_features;
 mod population;
 mod state;
 mod trained_host;
@@ -26,6 +27,7 @@ use meristem_nn::{EvalMetrics, Graph, GroupMetrics, Metrics, Network, Snapshot, 
 
 pub(crate) use self::governor_state::GovernorState;
 use self::measurements::Measurements;
+use self::new_features::NewFeatures;
 pub(crate) use self::population::Population;
 pub(crate) use self::state::{EnvState, EnvTensors, SavedEnv, TrainedTensors};
 pub(crate) use self::trained_host::{HostOptions, TrainedHost};
@@ -44,6 +46,8 @@ pub(crate) struct Env {
     pub(crate) grown: TrainedHost,
     /// Measurements since the start of the episode or the last rollback.
     pub(crate) seen: Measurements,
+    /// Orthogonality of the activations of layers in the current step, if a rule needs it.
+    pub(crate) orthogonality: Vec<f32>,
     /// Facts about the training in the current step.
     pub(crate) facts: EnvFacts,
     /// Configurations that the current step evaluates.
@@ -79,13 +83,13 @@ impl Env {
     /// A state that does not fit this run, out of memory.
     fn restore(setup: &Setup, options: HostOptions<'_>, saved: SavedEnv) -> Result<Self> {
         let SavedEnv { state, tensors, .. } = saved;
-        let EnvState { topology, seen, train, control, history, governor, training_flops, .. } =
-            state;
+        let EnvState { topology, seen, train, control, history, governor, .. } = state;
         let mut env = Self::with_host(setup, setup.rebuild(options.index, &topology)?, options)?;
         env.grown.load(&tensors.grown)?;
         env.snapshot.load_state_dict(&tensors.snapshot)?;
         (env.grown.train, env.grown.control) = (train, control);
-        env.grown.training_flops = training_flops;
+        env.grown.training_flops = state.training_flops;
+        env.grown.new_features = state.new_features;
         Ok(Self { seen, history, governor, ..env })
     }
 
@@ -105,6 +109,7 @@ impl Env {
             history: *history,
             governor: *governor,
             training_flops: grown.training_flops,
+            new_features: grown.new_features.clone(),
             twin: None,
         };
         let (grown, snapshot) = (grown.tensors()?, snapshot.state_dict()?);
@@ -123,6 +128,7 @@ impl Env {
             index: options.index,
             number: setup.config.env_number(options.index),
             seen: Measurements::new(&grown.host, &grown.parameters),
+            orthogonality: vec![],
             facts: EnvFacts::default(),
             counterfactual: Counterfactual::leave_one_out(&grown.host, ModuleScope::Live),
             grown,
@@ -148,6 +154,7 @@ impl Env {
         let changes = self.grown.host.step();
         self.grown.open_step(setup, when.step)?;
         self.grown.sync(setup)?;
+        self.grown.set_step_factors(setup, when.step)?;
         let host = &self.grown.host;
         self.counterfactual = if self.grown.own_step(when.step) + 1 == config.steps {
             let (purpose, env) = (Purpose::Counterfactuals, self.number as u64);
@@ -331,6 +338,7 @@ impl Env {
             train_losses: &seen.train_losses,
             measured: &seen.measured,
             history: seen.slot_history.slots(),
+            orthogonality: &self.orthogonality,
             facts: self.facts,
             last: seen.last,
         }

@@ -4,7 +4,7 @@ use meristem_grow::Topology;
 use meristem_nn::{EvalMetrics, Metrics, StateDict};
 use serde::{Deserialize, Serialize};
 
-use super::{GovernorState, Measurements};
+use super::{GovernorState, Measurements, NewFeatures};
 use crate::record::summary::ModuleCounts;
 
 /// Saved env, with its twin.
@@ -31,6 +31,9 @@ pub(crate) struct EnvState {
     /// Floating-point operations of training in this episode.
     #[serde(default)]
     pub(crate) training_flops: u64,
+    /// Features that layers got in this episode, if their learning rate depends on their age.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) new_features: Vec<NewFeatures>,
     /// State of the twin, if there is one.
     #[serde(default)]
     pub(crate) twin: Option<TwinState>,

@@ -1,12 +1,17 @@
 //! A host in training: the grown one of an env, or its bare twin.
 
+use std::sync::Arc;
+
 use meristem_device::Stream;
 use meristem_grow::{Host, ParameterCounts, TopologyKey};
+use meristem_nn::graph::{Graph, StepFactors};
 use meristem_nn::{
     EvalMetrics, FurtherFeatures, Metrics, Network, NetworkOptions, Score, WidthProbe,
 };
 
+use super::new_features::{NewFeatures, step_factors};
 use super::state::TrainedTensors;
+use crate::config::types::{GrowthLr, GrowthMomentum};
 use crate::error::Result;
 use crate::own_loss::OwnResults;
 use crate::setup::Setup;
@@ -37,6 +42,10 @@ pub(crate) struct TrainedHost {
     key: TopologyKey,
     /// Factor of the learning rates of `network`.
     rate: f64,
+    /// Features that layers got in this episode; empty unless their learning rate depends on it.
+    pub(super) new_features: Vec<NewFeatures>,
+    /// Factors of the steps of these features' parameters, for the widths of `key`.
+    step_factors: Option<Arc<StepFactors>>,
     /// Trained parameters of the host and of the module in each slot.
     pub(crate) parameters: ParameterCounts,
     /// Results since the last reset of batches whose loss the program computes; they are in host
@@ -86,6 +95,8 @@ impl TrainedHost {
             network,
             key,
             rate,
+            new_features: vec![],
+            step_factors: None,
             parameters,
             own_results: OwnResults::default(),
             train,
@@ -118,11 +129,19 @@ impl TrainedHost {
     ) -> Result<()> {
         let key = self.host.topology_key();
         if key != self.key {
-            let graph = setup.graph(self.index, &self.host, self.rate)?;
+            let is_wider = key.host != self.key.host;
+            if is_wider {
+                self.step_factors = None;
+            }
+            let graph = self.graph(setup)?;
             match further {
-                _ if key.host == self.key.host => self.network.set_graph(graph)?,
+                _ if !is_wider => self.network.set_graph(graph)?,
                 Some(further) => self.network.widen_with(graph, further)?,
                 None => self.network.widen(graph, self.host.rules().width_init)?,
+            }
+            let momentum = setup.member(self.index).config.growth_momentum;
+            if is_wider && momentum == GrowthMomentum::Reset {
+                self.network.clear_momentum()?;
             }
             self.key = key;
             self.parameters = self.host.parameters()?;
@@ -130,6 +149,45 @@ impl TrainedHost {
             self.network.stream().device().trim();
         }
         Ok(())
+    }
+
+    /// The graph of the host with its learning rates.
+    fn graph(&self, setup: &Setup) -> Result<Arc<Graph>> {
+        let graph = setup.graph(self.index, &self.host, self.rate)?;
+        let Some(factors) = &self.step_factors else { return Ok(graph) };
+        let graph = Arc::unwrap_or_clone(graph).with_step_factors(Some(Arc::clone(factors)))?;
+        Ok(Arc::new(graph))
+    }
+
+    /// Records that an action of step `step` of the round has given a layer further features, which
+    /// the network does not have yet.
+    ///
+    /// # Errors
+    /// None for a host that was checked.
+    pub(crate) fn note_wider(&mut self, setup: &Setup, step: usize) -> Result<()> {
+        if setup.member(self.index).config.growth_lr != GrowthLr::Uniform {
+            let wide = setup.graph(self.index, &self.host, self.rate)?;
+            let first = self.own_step(step) + 1;
+            self.new_features.push(NewFeatures::new(self.network.graph(), &wide, first));
+        }
+        Ok(())
+    }
+
+    /// Sets the learning rates of features that layers got in this episode, for step `step` of the
+    /// round. The network must be up to date. Waits for the device if rates depend on norms.
+    ///
+    /// # Errors
+    /// Out of memory, a failed stream.
+    pub(super) fn set_step_factors(&mut self, setup: &Setup, step: usize) -> Result<()> {
+        if self.new_features.is_empty() {
+            return Ok(());
+        }
+        let rule = setup.member(self.index).config.growth_lr;
+        let weights = (rule == GrowthLr::Norm).then(|| self.network.state_dict()).transpose()?;
+        let at = (self.own_step(step), weights.as_ref());
+        let factors = step_factors(self.network.graph(), &self.new_features, rule, at);
+        self.step_factors = factors.map(Arc::new);
+        Ok(self.network.set_graph(self.graph(setup)?)?)
     }
 
     /// A probe for the further features of a layer that has become wider since the last
@@ -165,8 +223,10 @@ impl TrainedHost {
     /// # Errors
     /// Out of memory, a failed stream.
     pub(crate) fn open_step(&mut self, setup: &Setup, step: usize) -> Result<()> {
-        let rate = setup.member(self.index).config.rate(self.own_step(step));
-        if rate == self.rate {
+        let config = &setup.member(self.index).config;
+        let rate = config.rate(self.own_step(step));
+        let ages = matches!(config.growth_lr, GrowthLr::Age { .. });
+        if rate == self.rate && !ages {
             return Ok(());
         }
         self.rate = rate;
@@ -177,7 +237,7 @@ impl TrainedHost {
     /// because the topology has changed.
     pub(super) fn apply_rate(&mut self, setup: &Setup) -> Result<()> {
         if self.host.topology_key() == self.key {
-            self.network.set_graph(setup.graph(self.index, &self.host, self.rate)?)?;
+            self.network.set_graph(self.graph(setup)?)?;
         }
         Ok(())
     }

@@ -144,7 +144,7 @@ pub(super) fn resolve(settings: ConfigLayer) -> Result<TrainConfig> {
     let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
     let init = config.rules.width_init;
     if init.measures() {
-        let expected = "zero or net2wider; learners have no batches to measure";
+        let expected = "zero, net2wider or variance_transfer; learners have no batches to measure";
         return Err(Error::value("width_init", init.name(), expected));
     }
     with_controller(config)

@@ -29,7 +29,7 @@ use crate::config::{PolicyFile, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::misfit;
 use crate::input_file::{InputFile, add_files};
-use crate::settings::{self, Augmentations, ControllerKind};
+use crate::settings::{self, Augmentations, ControllerKind, GrowthLr};
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
 use crate::task::{Task, TaskSettings};
@@ -377,6 +377,9 @@ impl Setup {
         let config = &self.member(env).config;
         let mut graph = host.graph(&config.optimisers(rate))?;
         config.vary_optimisers(&mut graph, rate)?;
+        if let GrowthLr::Age { .. } = config.growth_lr {
+            config.age_modules(&mut graph, host, &self.fresh_host(env)?);
+        }
         if let Some(rate) = config.dropout {
             graph = graph.with_dropout(rate)?;
         }

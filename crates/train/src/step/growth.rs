@@ -47,6 +47,7 @@ pub(crate) fn act(
     env.acted(action.op(), state, &outcome, &setup.reward());
     let ActionOutcome { change, gate, width, .. } = outcome;
     if let Some(width) = width {
+        env.grown.note_wider(setup, when.step)?;
         journal.emit(widened(env, width, when));
     }
     if let (Some(report), Some(slot)) = (&gate, action.slot()) {

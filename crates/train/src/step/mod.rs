@@ -16,7 +16,7 @@
 //!
 //! - `context` has everything that the parts of a step use;
 //! - `growth` executes actions and records growth;
-//! - `counterfactuals` has the contributions of modules;
+//! - `counterfactuals` has the contributions of modules, `orthogonality` the activations of layers;
 //! - `telemetry` has the details for the events;
 //! - `permitted` has the limits of the hot path;
 //! - `own_loss` makes the passes with a loss that the program computes;
@@ -30,6 +30,7 @@ mod governor;
 mod growth;
 mod measure;
 mod open;
+mod orthogonality;
 mod own_loss;
 mod permitted;
 pub(crate) mod report;

@@ -105,6 +105,7 @@ impl FakeEnv {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.history.slots(),
+            orthogonality: &[],
             facts: EnvFacts::default(),
             last: self.last,
         }

@@ -3,13 +3,14 @@
 //! - here: the wider network, with state carried over;
 //! - `probe`: the further features that an initialisation finds by measuring gradients; `layer`:
 //!   the tensors of the layer and of its reader;
-//! - `firefly`, `gradmax`, `tiny`: the formulas of these initialisations.
+//! - `firefly`, `gradmax`, `tiny`, `variance_transfer`: the formulas of these initialisations.
 
 mod firefly;
 mod gradmax;
 mod layer;
 mod probe;
 mod tiny;
+mod variance_transfer;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub struct FurtherFeatures {
     /// Further columns of tensors, which are outgoing weights: `[features][pixels][rows][kernel]`,
     /// with several pixels if the layer's image is flattened.
     columns: HashMap<String, Vec<f32>>,
+    /// Factors of the elements that parameters, biases and running statistics had before.
+    factors: HashMap<String, f32>,
 }
 
 impl FurtherFeatures {
@@ -50,21 +53,28 @@ impl FurtherFeatures {
 impl Network {
     /// Growth in width: replaces the graph by one with the same layers, some of which have more
     /// features. The network computes the same function, but for rounding with
-    /// [`WidthInit::Net2wider`]. Optimiser state and running statistics are carried over with the
+    /// [`WidthInit::Net2wider`] and [`WidthInit::VarianceTransfer`], and with the latter but for the
+    /// ε of a batch norm. Optimiser state and running statistics are carried over with the
     /// features; those of new features are as in a new network, and copies have those of their
     /// originals. Alphas stay, metrics are reset. Waits for the device: two read-backs.
     ///
     /// # Errors
     /// [`Error::Argument`] if the graph differs in more than features, if an operation that mixes
-    /// features, such as layer norm, gets further ones, or if the initialisation needs a
-    /// [`WidthProbe`]. As [`Network::set_graph`]; the network is then as it was.
+    /// features, such as layer norm, gets further ones, if the initialisation needs a
+    /// [`WidthProbe`], or if several layers get wider at once with
+    /// [`WidthInit::VarianceTransfer`]. As [`Network::set_graph`]; the network is then as it was.
     #[track_caller]
     pub fn widen(&mut self, graph: Arc<Graph>, init: WidthInit) -> Result<()> {
         if init.measures() {
-            let expected = "zero or net2wider; others measure batches, see `WidthProbe`";
+            let expected = "one that measures no batches; for the others see `WidthProbe`";
             return Err(Error::argument("widen", "init", expected, init.name()));
         }
-        self.widen_from(graph, init, &FurtherFeatures::default())
+        let further = if init == WidthInit::VarianceTransfer {
+            variance_transfer::features(self, &graph)?
+        } else {
+            FurtherFeatures::default()
+        };
+        self.widen_from(graph, init, &further)
     }
 
     /// As [`Network::widen`], with the further features that a [`WidthProbe`] found for this
@@ -89,24 +99,44 @@ impl Network {
         self.set_graph(graph)?;
         let (mut weights, mut state) = (HashMap::new(), HashMap::new());
         for param in &self.graph.params {
-            let Some(origin) = widening.origin(&param.name) else { continue };
+            let (name, factor) = (&param.name, further.factors.get(&param.name));
+            let origin = widening.origin(name);
+            if origin.is_none() && factor.is_none() {
+                continue;
+            }
             let new = init::values(param, seed, env);
             let len = new.len();
-            let mut wide = origin.weights(f32s(&values, &param.name), new);
-            further.write(&param.name, origin, &mut wide);
-            weights.insert(param.name.clone(), wide);
+            let old = f32s(&values, name);
+            let wide = origin.map_or_else(|| old.to_vec(), |of| of.weights(old, new));
+            let mut wide = scaled(wide, factor.copied());
+            if let Some(origin) = origin {
+                further.write(name, origin, &mut wide);
+            }
+            weights.insert(name.clone(), wide);
             let kind = self.graph.groups[param.group.index()].optimiser.kind();
             for suffix in kind.suffixes(param.kind) {
-                let name = format!("{}{suffix}", param.name);
-                let wide = origin.moments(f32s(&moments, &name), len, *suffix == SQUARES);
-                state.insert(name, wide);
+                let (name, squared) = (format!("{name}{suffix}"), *suffix == SQUARES);
+                let old = f32s(&moments, &name);
+                let wide = origin.map_or_else(|| old.to_vec(), |of| of.moments(old, len, squared));
+                // The gradient of a weight that batch norm makes scale-invariant is longer by the
+                // inverse of the factor; an average of gradients is scaled like the weights.
+                let factor = factor.map(|c| if squared { 1.0 / (c * c) } else { *c });
+                state.insert(name, scaled(wide, factor));
             }
         }
         for buffer in &self.graph.buffers {
-            let Some(origin) = widening.origin(&buffer.name) else { continue };
-            let (old, new) = (f32s(&values, &buffer.name), vec![buffer.init; buffer.len]);
-            let mut wide = origin.weights(old, new);
-            further.write(&buffer.name, origin, &mut wide);
+            let (origin, factor) =
+                (widening.origin(&buffer.name), further.factors.get(&buffer.name));
+            let old = f32s(&values, &buffer.name);
+            let wide = match (origin, factor) {
+                (None, None) => continue,
+                (None, Some(factor)) => scaled(old.to_vec(), Some(*factor)),
+                (Some(origin), _) => {
+                    let mut wide = origin.weights(old, vec![buffer.init; buffer.len]);
+                    further.write(&buffer.name, origin, &mut wide);
+                    wide
+                }
+            };
             weights.insert(buffer.name.clone(), wide);
         }
         self.weights().parameters()?.write(&weights)?;
@@ -123,4 +153,12 @@ impl Network {
 /// The elements of a tensor that the network had before; there are none for a counter.
 fn f32s<'a>(state: &'a StateDict, name: &str) -> &'a [f32] {
     state.get(name).and_then(HostTensor::as_f32).unwrap_or_default()
+}
+
+/// The elements times a factor, or as they are.
+fn scaled(mut elements: Vec<f32>, factor: Option<f32>) -> Vec<f32> {
+    if let Some(factor) = factor {
+        elements.iter_mut().for_each(|x| *x *= factor);
+    }
+    elements
 }

@@ -18,9 +18,9 @@ use super::{FurtherFeatures, f32s, firefly, gradmax, tiny};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Widening, WidthInit};
 use crate::init;
-use crate::loss::Loss;
 use crate::metrics::Metrics;
-use crate::network::{Network, NetworkOptions};
+use crate::network::Network;
+use crate::network::activations::ending;
 
 /// Bias of a feature with incoming weights 0, so that the derivative of relu is 1.
 const ACTIVE: f64 = 1e-6;
@@ -295,17 +295,7 @@ impl Measured {
 impl LayerInputs {
     fn new(narrow: &Network, layer: &WideLayer) -> Result<Self> {
         let state = narrow.state_dict()?;
-        let ending = |graph| -> Result<Network> {
-            // The loss may need outputs of another form.
-            let options = NetworkOptions { loss: Loss::default(), ..narrow.options.clone() };
-            let mut network = Network::new(&narrow.stream, Arc::new(graph), options)?;
-            network.load_state_dict(&state, true)?;
-            let alphas = narrow.graph().alphas;
-            if alphas > 0 {
-                network.set_alphas(&[narrow.alpha_values[..alphas].to_vec()])?;
-            }
-            Ok(network)
-        };
+        let ending = |graph| ending(narrow, &state, graph);
         let [of_layer, of_reader] = layer.prefixes(narrow.graph()).map(ending);
         let networks = [of_layer?, of_reader?];
         let [inputs, read] = [0, 1].map(|at| networks[at].graph().classes());

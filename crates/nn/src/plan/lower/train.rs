@@ -119,6 +119,11 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
         let [values, moments] =
             memories.map(|(space, len)| b.fixed(SpaceSpan::new(space, DType::F32, 0, len)));
         let optimiser = b.graph.groups[group].optimiser.kind();
+        let before = (id == GroupId::HOST && b.graph.step_factors.is_some()).then(|| {
+            let kept = b.arena(size.values);
+            b.emit(pass(size.values), &[values], &[kept]);
+            kept
+        });
         for variant in 0..=b.graph.groups[group].variants.len() {
             let (runs, matrices) = updated(b, (group, variant), optimiser);
             if runs.iter().all(Range::is_empty) && matrices.is_empty() {
@@ -131,7 +136,26 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
             let op = OptimOp::Update { len: size.values, optimiser, runs, matrices };
             b.emit(op, &[gradient, clip, numbers], &[values, moments, steps]);
         }
+        if let Some(before) = before {
+            shorten(b, size.values, before, values);
+        }
     }
+}
+
+/// Emits the steps that multiply the steps of an update by their factors f: a parameter that was p
+/// and is p' becomes `f·p' + (1 − f)·p`, which is p' itself with f = 1, and p with f = 0.
+fn shorten(b: &mut PlanBuilder<'_>, len: usize, before: ValueId, values: ValueId) {
+    let [factors, rests] =
+        [0, len].map(|start| b.fixed(SpaceSpan::new(Space::StepFactors, DType::F32, start, len)));
+    let mixed = b.arena(len);
+    let product = |accumulate| ElementwiseOp::Product { len, accumulate };
+    b.emit(product(false), &[values, factors], &[mixed]);
+    b.emit(product(true), &[before, rests], &[mixed]);
+    b.emit(pass(len), &[mixed], &[values]);
+}
+
+fn pass(len: usize) -> ElementwiseOp {
+    ElementwiseOp::Pass { len, accumulate: false }
 }
 
 /// Ranges and matrices of the update of a group's parameters of one variant.

@@ -1,0 +1,179 @@
+//! Constants and named rules of the heuristic.
+
+use meristem_grow::{AlphaTarget, Style, Tempo};
+use meristem_nn::PairedLoss;
+use serde::{Deserialize, Serialize};
+
+/// Constants of the heuristic.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HeuristicConfig {
+    /// Length of the plateau before a germination, in steps; 0, the default, requires no plateau.
+    pub plateau_steps: usize,
+    /// Gain in control score, in percentage points per step, that ends a plateau: .5.
+    pub plateau_gain_pp: f32,
+    /// Steps between a prune and the next germination: 5.
+    pub pause_after_prune_steps: u32,
+    /// Penalty of a blueprint whose module was pruned: 2.
+    pub prune_penalty: f64,
+    /// Factor on every penalty, applied each step: .5.
+    pub penalty_decay: f64,
+    /// Standard errors by which a trend or a contribution must differ from its threshold: 2.
+    pub significance: f64,
+    /// Overfitting limit: the largest share by which the control loss may exceed the training loss:
+    /// .25. Above the limit no module is blended in.
+    pub max_gap: f64,
+    /// Largest number of parameters of the host with its modules; no limit by default.
+    pub max_parameters: Option<usize>,
+    /// Steps for which a gate may refuse before the module is pruned: 5. Counted from
+    /// `min_training_steps` on in Training, and from the start in Holding. Without this limit a
+    /// module could block its env for ever: its contribution satisfies the controller, but not the
+    /// gate.
+    pub patience_steps: u32,
+    /// Style of every germination: linear_add.
+    pub style: Style,
+    /// Tempo of every germination: fast (3 steps).
+    pub tempo: Tempo,
+    /// Alpha target of every germination: 1.
+    pub alpha_target: AlphaTarget,
+    /// Number of further features that a layer gets at once, as a share of its initial features; 0,
+    /// the default, for no growth in width.
+    pub widen_by: f64,
+    /// Smallest number of steps from one change of width in an env to the next: 3.
+    pub widen_pause: u32,
+    /// Largest number of features of a layer, as a multiple of its initial number: 2.
+    pub widen_up_to: f64,
+    /// Trigger of growth in width: schedule.
+    pub widen_trigger: WidenTrigger,
+    /// Layer that becomes wider: smallest.
+    pub widen_place: WidenPlace,
+    /// Share γ of the orthogonality in the first step above which a layer may become wider, or by
+    /// which layers are compared: .97.
+    pub widen_orthogonality: f64,
+    /// Rule by which modules are kept: significant.
+    pub keep_modules: KeepRule,
+}
+
+/// Rule by which the heuristic makes a module that is blended in permanent, instead of pruning it.
+/// The gate of the stage fossilized must pass as well.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeepRule {
+    /// The control loss is higher without it, by more than `significance` standard errors.
+    #[default]
+    Significant,
+    /// The control loss is higher without it.
+    Positive,
+    /// Always.
+    All,
+}
+
+impl KeepRule {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Significant, Self::Positive, Self::All];
+
+    /// The name in configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Significant => "significant",
+            Self::Positive => "positive",
+            Self::All => "all",
+        }
+    }
+
+    /// Whether a module is kept; `None` before its contribution was measured.
+    pub(crate) fn keeps(self, measured: Option<PairedLoss>, significance: f64) -> Option<bool> {
+        match self {
+            Self::All => Some(true),
+            Self::Positive => measured.map(|c| c.difference > 0.0),
+            Self::Significant => measured.map(|c| c.difference > significance * c.standard_error),
+        }
+    }
+}
+
+impl Default for HeuristicConfig {
+    fn default() -> Self {
+        Self {
+            plateau_steps: 0,
+            plateau_gain_pp: 0.5,
+            pause_after_prune_steps: 5,
+            prune_penalty: 2.0,
+            penalty_decay: 0.5,
+            significance: 2.0,
+            max_gap: 0.25,
+            max_parameters: None,
+            patience_steps: 5,
+            style: Style::LinearAdd,
+            tempo: Tempo::Fast,
+            alpha_target: AlphaTarget::Full,
+            widen_by: 0.0,
+            widen_pause: 3,
+            widen_up_to: 2.0,
+            widen_trigger: WidenTrigger::Schedule,
+            widen_place: WidenPlace::Smallest,
+            widen_orthogonality: 0.97,
+            keep_modules: KeepRule::Significant,
+        }
+    }
+}
+
+/// Condition under which the heuristic makes a layer wider, besides the pause between two of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WidenTrigger {
+    /// None.
+    #[default]
+    Schedule,
+    /// The control score is on a plateau, by `plateau_steps` and `plateau_gain_pp`.
+    Plateau,
+    /// The activations of the layer are as orthogonal as in the first step: φ > γ·φ₀, after Maile,
+    /// Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs", 2022 (arXiv
+    /// 2202.08539), who add `⌊M(φ − γ·φ₀)⌋` features to a layer of M.
+    Orthogonality,
+}
+
+/// Choice among the layers that may become wider.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WidenPlace {
+    /// The layer whose new number of features is the smallest multiple of its initial number.
+    #[default]
+    Smallest,
+    /// The layer with the largest φ − γ·φ₀, see [`WidenTrigger::Orthogonality`].
+    Orthogonality,
+}
+
+impl WidenTrigger {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Schedule, Self::Plateau, Self::Orthogonality];
+
+    /// The name in configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Schedule => "schedule",
+            Self::Plateau => "plateau",
+            Self::Orthogonality => "orthogonality",
+        }
+    }
+}
+
+impl WidenPlace {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Smallest, Self::Orthogonality];
+
+    /// The name in configuration.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Smallest => "smallest",
+            Self::Orthogonality => "orthogonality",
+        }
+    }
+}
+
+impl HeuristicConfig {
+    /// Whether it needs the orthogonality of activations ([`EnvView::orthogonality`]).
+    pub fn needs_orthogonality(&self) -> bool {
+        let triggers = self.widen_trigger == WidenTrigger::Orthogonality;
+        self.widen_by > 0.0 && (triggers || self.widen_place == WidenPlace::Orthogonality)
+    }
+}

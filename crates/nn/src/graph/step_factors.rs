@@ -1,0 +1,63 @@
+//! Factors of the optimiser's steps of single elements.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Graph, GroupId};
+use crate::error::{Error, Result};
+use crate::layout::{ParamLayout, packing};
+
+/// Factors of the elements of some parameters of the host, by name, in PyTorch's layout. The
+/// elements of other parameters have the factor 1.
+pub type StepFactors = BTreeMap<String, Vec<f32>>;
+
+impl Graph {
+    /// The same graph with factors of the host's optimiser steps: an element p moves to
+    /// `(1 − f)·p + f·p'`, where p' is the element after the update. With any optimiser this is a
+    /// learning rate of f times the usual one; weight decay is part of the step. Only the presence
+    /// of factors is part of a plan; their values are in device memory.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a name that is no parameter of the host, another number of elements,
+    /// or a factor that is negative or not finite.
+    pub fn with_step_factors(mut self, factors: Option<Arc<StepFactors>>) -> Result<Self> {
+        let fail = |expected: String, got: String| {
+            Err(Error::argument("with_step_factors", "factors", expected, got))
+        };
+        for (name, factors) in factors.iter().flat_map(|all| all.iter()) {
+            let of_host = |p: &&super::ParamSpec| p.group == GroupId::HOST && p.name == *name;
+            let Some(param) = self.params.iter().find(of_host) else {
+                return fail("names of parameters of the host".into(), format!("`{name}`"));
+            };
+            let len: usize = param.shape.iter().product();
+            if factors.len() != len {
+                return fail(format!("{len} for `{name}`"), factors.len().to_string());
+            }
+            if let Some(wrong) = factors.iter().find(|f| !(f.is_finite() && **f >= 0.0)) {
+                return fail(format!("numbers of at least 0 for `{name}`"), wrong.to_string());
+            }
+        }
+        self.step_factors = factors;
+        Ok(self)
+    }
+
+    /// The factors f of the host's packed parameters, then 1 − f; 0 for padding. `None` without
+    /// factors.
+    pub(crate) fn packed_step_factors(&self) -> Option<Vec<f32>> {
+        let given = self.step_factors.as_ref()?;
+        let layout = ParamLayout::new(self);
+        let len = layout.groups[GroupId::HOST.index()].values;
+        let mut packed = vec![0.0; 2 * len];
+        let (factors, rests) = packed.split_at_mut(len);
+        for (param, place) in self.params.iter().zip(&layout.params) {
+            if param.group == GroupId::HOST {
+                let ones = || vec![1.0; param.shape.iter().product()];
+                let of_param = given.get(&param.name).cloned().unwrap_or_else(ones);
+                let rest: Vec<f32> = of_param.iter().map(|f| 1.0 - f).collect();
+                packing(param).pack(&of_param, &mut factors[place.range()]);
+                packing(param).pack(&rest, &mut rests[place.range()]);
+            }
+        }
+        Some(packed)
+    }
+}
