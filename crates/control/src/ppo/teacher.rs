@@ -8,7 +8,8 @@
 use super::Ppo;
 use crate::action::{Action, Choices};
 use crate::error::Result;
-use crate::heuristic::{Heuristic, HeuristicConfig};
+use crate::heuristic::Heuristic;
+use crate::heuristic_config::HeuristicConfig;
 use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
 use crate::view::EnvView;
 
