@@ -47,7 +47,6 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let expected = "on with reward shaped, which compares each env with its twin";
         return Err(Error::value("twin", "off", expected));
     }
-    check_own_loss(config)?;
     check_width(config)?;
     check_width_init(config)?;
     check_members(config)?;
@@ -210,16 +209,6 @@ fn check_width(config: &TrainConfig) -> Result<()> {
     if widen_by > 0.0 && first > widen_up_to * (1.0 + 1e-9) {
         let expected = format!("at least {first}, to which widen-by {widen_by} widens a layer");
         return Err(Error::value("widen-up-to", widen_up_to, expected));
-    }
-    Ok(())
-}
-
-/// Checks that a program can compute the loss. It cannot with replicas of one host, because their
-/// inner loop makes no waits for such a loss.
-fn check_own_loss(config: &TrainConfig) -> Result<()> {
-    if config.loss == LossKind::External && config.data_parallel {
-        let expected = "a built-in loss, or auto, with data-parallel, whose ranks share batches";
-        return Err(Error::value("loss", config.loss, expected));
     }
     Ok(())
 }
