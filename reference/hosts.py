@@ -66,9 +66,16 @@ def write(preset: str, side: int, batches: int) -> None:
 
 
 def write_host(
-    name: str, make: Callable[[], nn.Module], side: int, batches: int, recipe: str, *, rows: int | None = None,
+    name: str,
+    make: Callable[[], nn.Module],
+    side: int,
+    batches: int,
+    recipe: str,
+    *,
+    rows: int | None = None,
     **metadata: Any,
-) -> None:  # fmt: skip
+) -> None:
+    """`rows` is 1 for signals; images are square."""
     host = make()
     init = state(host)
     images, labels = make_data(name, rows or side, side, batches)

@@ -275,6 +275,23 @@ impl MetricsLayout {
         metrics(0, self.len())
     }
 
+    /// Adds the counts of training of `own`, whose last batch losses are those of its last steps.
+    pub(crate) fn add_training(self, raw: &mut [f64], own: &Metrics) {
+        raw[3] += own.loss_sum;
+        raw[4] += own.correct as f64;
+        raw[5] += own.samples as f64;
+        raw[6] += own.steps as f64;
+        if let Some(at) = self.train_score() {
+            own.sums.add_to(&mut raw[at]);
+        }
+        let ring = &mut raw[log_start(self.groups)..][..self.log];
+        let first = own.steps as usize - own.batch_losses.len();
+        for (step, loss) in (first..).zip(&own.batch_losses) {
+            let place = step % ring.len().max(1);
+            ring.iter_mut().skip(place).take(1).for_each(|to| *to = *loss);
+        }
+    }
+
     /// Empty metrics.
     pub(crate) fn reset(self, raw: &mut [f64]) {
         raw.fill(0.0);

@@ -281,7 +281,6 @@ def test_members_share_a_function_and_are_trained_again_with_it(tmp_path):
 def test_what_a_function_cannot_be_combined_with(tmp_path):
     given = {**SETTINGS, "dataset": "blobs", "controller": "none", "run_dir": tmp_path / "run"}
     for loss, more, words in [
-        (cross_entropy, {"data_parallel": True, "envs": 1, "ranks": 2}, "`loss`.*built-in"),
         (cross_entropy, {"label_smoothing": 0.1}, "`label-smoothing`.*external"),
         (cross_entropy, {"class_weights": "balanced"}, "`class-weights`.*external"),
         ("external", {}, "`loss`: got external, expected auto"),
@@ -291,6 +290,23 @@ def test_what_a_function_cannot_be_combined_with(tmp_path):
             meristem.train(**{**given, **more}, loss=loss)
     run = meristem.train(**given, loss="cross-entropy")
     assert run.settings["loss"] == "cross-entropy"
+
+
+@pytest.mark.parametrize("exchange", ["dense", "topk:0.1", "diloco:2"])
+def test_replicas_share_a_function(exchange, tmp_path):
+    given = {
+        **SETTINGS, "dataset": "blobs", "controller": "none", "data_parallel": True, "envs": 1, "ranks": 2,
+        "twin": False, "exchange": exchange, "log_batches": True,
+    }  # fmt: skip
+    one = meristem.train(**given, run_dir=tmp_path / "a")
+    two = meristem.train(**given, loss=cross_entropy, run_dir=tmp_path / "b")
+    for name in ("train_loss", "control_loss"):
+        got, expected = columns(two)[name], columns(one)[name]
+        np.testing.assert_allclose(got, expected, rtol=1e-6, err_msg=name)
+    np.testing.assert_allclose(two.batches["loss"], one.batches["loss"], rtol=1e-6)
+    assert two.summary is not None and two.summary["own_loss"]["calls"] > 2 * 4 * 6
+    again = meristem.train(**given, loss=cross_entropy, run_dir=tmp_path / "c", threads=2)
+    assert same_bits(two, again)
 
 
 def test_pytorch_computes_the_gradient(tmp_path):

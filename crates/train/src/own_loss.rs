@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use meristem_data::Dataset;
-use meristem_device::Tensor;
-use meristem_nn::{EvalMetrics, Metrics, ScoreSums};
+use meristem_device::{Owner, Tensor};
+use meristem_nn::{EvalMetrics, Metrics, Network, ScoreSums};
 
 use crate::config::types::TaskKind;
 use crate::error::Result;
@@ -125,6 +125,29 @@ impl ProgramLoss {
         self.cost = OwnLossTotals::default();
         Ok(sum / all.max(1) as f64)
     }
+}
+
+/// The backward pass after the forward pass with these outputs. The gradient is of the batch's mean
+/// loss times `weight`. Returns the sums over the samples. Waits for outputs and targets.
+///
+/// # Errors
+/// A device failure, a failure of the function.
+pub(crate) fn backward(
+    loss: &mut ProgramLoss,
+    network: &mut Network,
+    outputs: &Tensor,
+    targets: &Tensor,
+    weight: f32,
+) -> Result<EvalMetrics> {
+    let targets = loss.targets(targets)?;
+    let BatchLosses { mut gradient, sums, .. } = loss.compute(outputs, &targets, true)?;
+    if weight != 1.0 {
+        gradient.iter_mut().for_each(|slope| *slope *= weight);
+    }
+    let shape = outputs.shape();
+    let gradient = Tensor::from_slice(network.stream(), &gradient, shape, Owner::Batches)?;
+    network.backward(&gradient)?;
+    Ok(sums)
 }
 
 /// Hits and sums of the score of a batch, as the kernels of the built-in losses count them.

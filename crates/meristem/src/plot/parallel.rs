@@ -272,7 +272,7 @@ mod tests {
         let picture = picture.draw().unwrap();
         let points = lines(&picture).into_iter().flat_map(|(points, _)| points);
         assert!(points.flatten().all(|x| (0.0..1000.0).contains(&x)));
-        let svg = super::super::svg::encode(&picture);
+        let svg = super::super::svg(&picture);
         assert!(svg.contains("&lt;script&gt;") && !svg.contains("<script"), "{svg}");
         let same = plot(vec![member(["1", "a"], 5.0), member(["1", "a"], 5.0)]).draw().unwrap();
         assert!(lines(&same).iter().all(|(points, _)| points[0][1] == 170.0), "{same:?}");

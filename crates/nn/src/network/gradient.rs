@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use meristem_device::{DType, Launches, PlannedLaunch, Tensor, read_back_as};
 
+use super::run::LaunchTensors;
 use super::state::unpacked;
 use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
@@ -15,13 +16,16 @@ use crate::ops::{DropoutOp, ElementwiseOp, PlanTarget, StepOp};
 use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan, batches_span};
 use crate::state::{HostTensor, StateDict};
 
-/// A gradient in the arena.
+/// A gradient in an arena.
 #[derive(Debug)]
 pub(super) struct ArenaGradient {
     /// The plan that left it.
     plan: Arc<Plan>,
     /// Whether it was clipped.
     clipped: bool,
+    /// Whether the arena is that of a loop of the program's own, where [`Network::backward`] left
+    /// it.
+    in_own_loop: bool,
 }
 
 impl Network {
@@ -64,7 +68,18 @@ impl Network {
         };
         let run = LaunchSteps::from_plan(&plan, Phase::Forward..=Phase::Backward).then(scaled);
         self.launch("differentiate", run, &self.kept_tensors(&[inputs], Some(targets)))?;
-        self.gradient = Some(ArenaGradient { plan, clipped: false });
+        self.gradient = Some(ArenaGradient { plan, clipped: false, in_own_loop: false });
+        Ok(())
+    }
+
+    /// Replaces [`Network::differentiate`] if the program computes the loss: the gradient of the
+    /// last [`Network::backward`] becomes that of the step. Launches nothing.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] unless there is the gradient of one backward pass.
+    pub fn keep_gradient(&mut self) -> Result<()> {
+        let plan = self.take_loop_gradient()?;
+        self.gradient = Some(ArenaGradient { plan, clipped: false, in_own_loop: true });
         Ok(())
     }
 
@@ -80,7 +95,7 @@ impl Network {
         let batches = plan.layout().dropout.map(batches_span);
         steps.extend(batches.map(|span| PlanStep::new(DropoutOp::Count, &[], &[span])));
         self.launch_steps("differentiate_nothing", steps)?;
-        self.gradient = Some(ArenaGradient { plan, clipped: false });
+        self.gradient = Some(ArenaGradient { plan, clipped: false, in_own_loop: false });
         Ok(())
     }
 
@@ -91,9 +106,10 @@ impl Network {
     /// # Errors
     /// [`Error::Argument`] without a gradient.
     pub fn gradients(&self) -> Result<Vec<(&str, Tensor)>> {
-        let ArenaGradient { plan, .. } =
+        let ArenaGradient { plan, in_own_loop, .. } =
             self.gradient.as_ref().ok_or_else(|| missing("gradients"))?;
-        views(self.graph(), plan, &self.arena.kept)
+        let arena = if *in_own_loop { &self.arena.activations } else { &self.arena.kept };
+        views(self.graph(), plan, arena)
     }
 
     /// The gradients under their parameters' names and in their shapes, before clipping; zero where
@@ -143,15 +159,16 @@ impl Network {
     /// [`Error::Argument`] without a gradient, or clipped twice; a failed
     /// stream.
     pub fn clip(&mut self, factor: f32) -> Result<()> {
-        let ArenaGradient { plan, clipped } =
+        let ArenaGradient { plan, clipped, in_own_loop } =
             self.gradient.as_ref().ok_or_else(|| missing("clip"))?;
         if *clipped {
             let expected = "one that was not clipped";
             return Err(Error::argument("clip", "gradient", expected, "clipped"));
         }
-        let plan = Arc::clone(plan);
-        self.launch_steps("clip", plan.clipping(factor))?;
-        self.gradient = Some(ArenaGradient { plan, clipped: true });
+        let (plan, in_own_loop) = (Arc::clone(plan), *in_own_loop);
+        let run = LaunchSteps::steps(plan.clipping(factor));
+        self.launch("clip", run, &self.gradient_tensors(in_own_loop))?;
+        self.gradient = Some(ArenaGradient { plan, clipped: true, in_own_loop });
         Ok(())
     }
 
@@ -162,12 +179,17 @@ impl Network {
     /// # Errors
     /// [`Error::Argument`] without a gradient; a failed stream.
     pub fn apply(&mut self) -> Result<()> {
-        let ArenaGradient { plan, clipped } =
+        let &ArenaGradient { ref plan, clipped, in_own_loop } =
             self.gradient.as_ref().ok_or_else(|| missing("apply"))?;
-        let run = LaunchSteps::from_plan(plan, first_of_update(*clipped)..=Phase::Update);
-        self.launch("apply", run, &self.kept_tensors(&[], None))?;
+        let run = LaunchSteps::from_plan(plan, first_of_update(clipped)..=Phase::Update);
+        self.launch("apply", run, &self.gradient_tensors(in_own_loop))?;
         self.gradient = None;
         Ok(())
+    }
+
+    /// Tensors of a launch that uses a gradient in its arena.
+    fn gradient_tensors(&self, in_own_loop: bool) -> LaunchTensors<'_> {
+        if in_own_loop { self.loop_tensors(&[], &[]) } else { self.kept_tensors(&[], None) }
     }
 
     /// The training plan of this batch size, with memory that keeps its gradient.
@@ -224,6 +246,6 @@ fn first_of_update(clipped: bool) -> Phase {
 }
 
 fn missing(operation: &'static str) -> Error {
-    let expected = "a gradient, from `differentiate`, and no step after it";
+    let expected = "a gradient, from `differentiate` or `keep_gradient`, and no step after it";
     Error::argument(operation, "gradient", expected, "none")
 }

@@ -44,7 +44,7 @@ use crate::error::{Error, Result};
 use crate::graph::{DrawSource, Graph};
 use crate::kernels::Isa;
 use crate::loss::Loss;
-use crate::metrics::MetricsLayout;
+use crate::metrics::{Metrics, MetricsLayout};
 use crate::ops::{PlanTarget, StateOp, gpu};
 use crate::plan::{PlanMode, PlanOptions, PlanStep};
 use crate::precision::Precision;
@@ -334,6 +334,17 @@ impl Network {
         let layout = self.metrics_layout;
         let step = PlanStep::new(StateOp::ResetMetrics(layout), &[], &[layout.span()]);
         self.launch_steps("reset_metrics", vec![step])
+    }
+
+    /// Adds counts of training that the program computed to the metrics: loss, samples, score,
+    /// steps and the last batch losses of `own`. Waits for the device.
+    ///
+    /// # Errors
+    /// A failed stream.
+    pub fn add_training_metrics(&self, own: &Metrics) -> Result<()> {
+        let mut raw = self.metrics.to_vec::<f64>()?;
+        self.metrics_layout.add_training(&mut raw, own);
+        Ok(self.metrics.copy_from_slice(&raw)?)
     }
 
     /// The accumulated metrics, as f64 on the device. [`Metrics::parse`](crate::Metrics::parse)

@@ -157,6 +157,15 @@ impl Network {
         Ok(plan)
     }
 
+    /// Takes the plan with the gradient of one backward pass in its arena.
+    pub(super) fn take_loop_gradient(&mut self) -> Result<Arc<Plan>> {
+        let LoopState { gradient, sums, .. } = &mut self.own_loop;
+        let gradient = gradient.take_if(|_| sums.is_empty());
+        gradient.ok_or_else(|| {
+            missing("keep_gradient", "the gradient of one backward pass, from `backward`")
+        })
+    }
+
     /// The pass whose backward pass is due, for a gradient of this form.
     fn due_pass(&self, gradient: &Tensor) -> Result<&KeptPass> {
         let pass = self.own_loop.pass.as_ref();
@@ -167,7 +176,7 @@ impl Network {
         Ok(pass)
     }
 
-    fn loop_tensors<'a>(
+    pub(super) fn loop_tensors<'a>(
         &'a self,
         inputs: &'a [&Tensor],
         outputs: &'a [&Tensor],

@@ -47,7 +47,6 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
         let expected = "on with reward shaped, which compares each env with its twin";
         return Err(Error::value("twin", "off", expected));
     }
-    check_own_loss(config)?;
     check_width(config)?;
     check_width_init(config)?;
     check_members(config)?;
@@ -233,16 +232,6 @@ fn check_width_rules(config: &TrainConfig) -> Result<()> {
             _ => ("widen-place", widen_place.name(), "smallest"),
         };
         return Err(Error::value(key, value, format!("{other} {reason}")));
-    }
-    Ok(())
-}
-
-/// Checks that a program can compute the loss. It cannot with replicas of one host, because their
-/// inner loop makes no waits for such a loss.
-fn check_own_loss(config: &TrainConfig) -> Result<()> {
-    if config.loss == LossKind::External && config.data_parallel {
-        let expected = "a built-in loss, or auto, with data-parallel, whose ranks share batches";
-        return Err(Error::value("loss", config.loss, expected));
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ use meristem_data::{
 
 pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
 pub(crate) use self::parts::split_samples;
-pub(crate) use self::replicas::{Epoch, EpochScopes, Replicas};
+pub(crate) use self::replicas::{Epoch, Replicas, SharedEpoch};
 pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled, present};
 use self::serving::{batch_sizes, batches_of};
 use crate::config::TrainConfig;

@@ -100,7 +100,11 @@ fn read(resources: &Resources, population: &mut Population) -> Result<()> {
     population.fleets().iter().try_for_each(|networks| networks.count_non_finite())?;
     let all = match (&resources.replicas, &population.envs[..]) {
         (Some(replicas), [env]) => {
-            vec![replicas.read(&resources.devices, resources.train.order(), &env.grown.network)?]
+            let order = resources.train.order();
+            let mut metrics = replicas.read(&resources.devices, order, &env.grown.network)?;
+            // Those of training are in the metrics of the ranks.
+            env.grown.own_results.add_to(&mut metrics);
+            vec![metrics]
         }
         _ => read_all(resources, population)?,
     };

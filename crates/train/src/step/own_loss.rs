@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use meristem_device::{Owner, Tensor};
+use meristem_device::Tensor;
 use meristem_nn::{LabelledBatch, NetworkFleet};
 
 use crate::env::TrainedHost;
 use crate::error::Result;
-use crate::own_loss::ProgramLoss;
+use crate::own_loss::{ProgramLoss, backward};
 
 /// The hosts with these numbers, which are in ascending order.
 pub(super) fn select<'a>(
@@ -38,16 +38,11 @@ pub(super) fn train(
     let inputs: Vec<&Tensor> = batches.iter().map(|(inputs, _)| *inputs).collect();
     let outputs = fleet(hosts).forward(&inputs)?;
     for ((trained, outputs), (_, targets)) in hosts.iter_mut().zip(&outputs).zip(batches) {
-        let targets = loss.targets(targets)?;
-        let batch = loss.compute(outputs, &targets, true)?;
         let network = &mut trained.network;
-        let shape = outputs.shape();
-        let gradient =
-            Tensor::from_slice(network.stream(), &batch.gradient, shape, Owner::Batches)?;
-        network.backward(&gradient)?;
+        let sums = backward(loss, network, outputs, targets, 1.0)?;
         network.update()?;
         let log = network.options().batch_log;
-        trained.own_results.add_training(&batch.sums, log);
+        trained.own_results.add_training(&sums, log);
     }
     Ok(())
 }

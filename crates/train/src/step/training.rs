@@ -1,5 +1,7 @@
 //! Training of a step: the inner loop, and the running statistics after it.
 
+use std::sync::Mutex;
+
 use meristem_data::Batch;
 use meristem_device::{HotScope, ScopePolicy};
 use meristem_nn::{Network, observed_weight};
@@ -8,7 +10,7 @@ use crate::env::{Env, TrainedHost};
 use crate::error::Result;
 use crate::position::StepPosition;
 use crate::resources::{
-    Epoch, EpochScopes, OpenDevices, PassBatches, Resources, STATISTICS_EPOCH, ScopedDevice,
+    Epoch, OpenDevices, PassBatches, Resources, STATISTICS_EPOCH, ScopedDevice, SharedEpoch,
     labelled,
 };
 use crate::step::context::StepContext;
@@ -47,8 +49,12 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
             let (epoch, network) = (epoch(grown), &mut grown.network);
             let mut observed = |network: &Network| journal.batch_enqueued(*index, network);
             let statistics = |pass| statistics_scopes(devices, policy, pass);
-            let scopes = EpochScopes { train: &scopes, statistics: &statistics };
-            replicas.train_epoch(epoch, train, network, &scopes, &mut observed)?
+            let shared = SharedEpoch {
+                train_scopes: &scopes,
+                statistics_scopes: &statistics,
+                loss: loss.as_mut().map(Mutex::new),
+            };
+            replicas.train_epoch(epoch, train, network, &shared, &mut observed)?
         }
         _ => {
             let numbers = context.population.numbers();

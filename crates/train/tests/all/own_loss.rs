@@ -8,7 +8,7 @@ use meristem_device::ScopePolicy;
 use meristem_train::config::{ConfigLayer, TrainConfig};
 use meristem_train::external::{Custom, LossBatch, LossTargets, OwnController, OwnLoss};
 use meristem_train::settings::{
-    BatchLimit, ByteSize, ControllerKind, HotScopePolicy, LossKind, Preset, Switch,
+    BatchLimit, ByteSize, ControllerKind, HotScopePolicy, LossKind, Switch,
 };
 use meristem_train::summary::EnvSummary;
 use meristem_train::{Error, Result, Silent, Summary, resume_with, run_with};
@@ -213,15 +213,63 @@ fn a_run_has_a_loss_of_the_program_if_its_settings_say_so() {
     let failed = refused(LossKind::External, failing);
     assert_eq!(failed, "the loss of the program failed: no more");
     assert!(!folder.path().join("run").exists());
-    let flags = ConfigLayer {
-        preset: Some(Preset::Quick),
-        loss: Some(LossKind::External),
+}
+
+/// One host on two ranks, which call the function one at a time.
+fn replicated(folder: &Path, dataset: &str, loss: LossKind) -> ConfigLayer {
+    ConfigLayer {
         data_parallel: Some(true),
         envs: Some(1),
         ranks: Some(Some(2)),
         twin: Some(Some(Switch(false))),
-        ..ConfigLayer::default()
+        // The last batch of an epoch is small.
+        max_batches: Some(BatchLimit::Count(100)),
+        batch: Some(50),
+        train_share: Some(0.07),
+        ..flags(folder, dataset, loss)
+    }
+}
+
+/// The tolerances are those without replicas.
+#[test]
+fn replicas_share_a_loss_of_the_program() {
+    let folder = tempfile::tempdir().unwrap();
+    for dataset in ["blobs", "friedman"] {
+        let run = |name: &str, loss| {
+            let own = loss == LossKind::External;
+            let place = folder.path().join(name).join(dataset);
+            train(replicated(&place, dataset, loss), custom(own)).unwrap()
+        };
+        let (built_in, own) = (run("built-in", LossKind::Auto), run("own", LossKind::External));
+        let figures = |run: &Summary| {
+            let env = &run.envs[0];
+            let control = [env.control_loss.unwrap(), env.control_score.unwrap()];
+            let test = [env.test_loss.unwrap(), env.test_score.unwrap()];
+            [[env.train_loss, env.train_score], control, test].concat()
+        };
+        assert_eq!(own.envs[0].history.germinated, 1);
+        for (one, two) in figures(&built_in).into_iter().zip(figures(&own)) {
+            assert!((one - two).abs() <= 1e-6 * one.abs().max(1.0), "{dataset}: {one} {two}");
+        }
+        assert_eq!(built_in.images, own.images);
+        assert!(own.own_loss.unwrap().calls > 0);
+    }
+}
+
+#[test]
+fn replicas_with_a_loss_of_the_program_resume_to_the_same_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let of = |name: &str, stop_after| {
+        let base = replicated(&folder.path().join(name), "blobs", LossKind::External);
+        train(ConfigLayer { stop_after: Some(stop_after), ..base }, custom(true)).unwrap();
+        folder.path().join(name)
     };
-    let error = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap_err();
-    assert!(matches!(&error, Error::Value { key, .. } if key == "loss"), "{error}");
+    let weights = |run: &Path| std::fs::read(run.join("weights/env-0.safetensors")).unwrap();
+    let (whole, stopped) = (of("whole", None), of("stopped", Some(3)));
+    resume_with(&stopped, &ConfigLayer::default(), custom(true), &mut Silent).unwrap();
+    assert!(weights(&whole) == weights(&stopped));
+    let failing = Custom { loss: Some(Box::new(Fails)), ..custom(false) };
+    let flags = replicated(&folder.path().join("failing"), "blobs", LossKind::External);
+    let failed = train(flags, failing).unwrap_err().to_string();
+    assert_eq!(failed, "the loss of the program failed: no more");
 }

@@ -38,7 +38,8 @@
 //! waited for, in the inner loop too; `hot_path` in the summary counts these waits.
 //!
 //! Each rank's inner loop runs in a separate thread, because an exchange waits for the other
-//! ranks' calls. It does not wait for the device.
+//! ranks' calls. It does not wait for the device, unless the program computes the loss: then the
+//! ranks of a process call its function one at a time, each for its part of a batch.
 
 mod exchange;
 mod metrics;
@@ -47,7 +48,7 @@ mod tests;
 mod trainer;
 
 use std::panic::resume_unwind;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use meristem_comm::{Communicator, ExchangeState};
@@ -62,15 +63,18 @@ pub(crate) use self::trainer::Epoch;
 use self::trainer::Trainer;
 use crate::config::{STATISTICS_BATCHES, TrainConfig};
 use crate::error::{Error, Result};
+use crate::own_loss::ProgramLoss;
 use crate::resources::open_devices::OpenDevices;
 use crate::resources::serving::{PassBatches, batch_sizes};
 
-/// Functions that open the hot scopes of an epoch for the calling thread.
-pub(crate) struct EpochScopes<'a> {
-    /// Opens the scopes around the inner loop.
-    pub(crate) train: &'a (dyn Fn() -> Vec<HotScope> + Sync),
-    /// Opens the scopes around the passes that recompute running statistics.
-    pub(crate) statistics: &'a (dyn Fn(PassBatches) -> Vec<HotScope> + Sync),
+/// Parts of an epoch that the threads of all ranks use.
+pub(crate) struct SharedEpoch<'a> {
+    /// Opens the hot scopes around the inner loop, for the calling thread.
+    pub(crate) train_scopes: &'a (dyn Fn() -> Vec<HotScope> + Sync),
+    /// Opens the hot scopes around the passes that recompute running statistics.
+    pub(crate) statistics_scopes: &'a (dyn Fn(PassBatches) -> Vec<HotScope> + Sync),
+    /// The loss of the program, if it computes one, which one rank calls at a time.
+    pub(crate) loss: Option<Mutex<&'a mut ProgramLoss>>,
 }
 
 /// Ranks of this process that train one host.
@@ -173,7 +177,7 @@ impl Replicas {
     }
 
     /// Runs the inner loops of an epoch. `observed` is called with the leader's network after every
-    /// batch; `scopes` open the hot scopes of a rank's thread. Does not wait for a device.
+    /// batch. Waits for a device only for a loss that the program computes.
     ///
     /// # Errors
     /// An error of a rank, which ends the other ranks as well.
@@ -182,7 +186,7 @@ impl Replicas {
         epoch: u64,
         gather: &mut GatherBatches,
         network: &mut Network,
-        scopes: &EpochScopes<'_>,
+        shared: &SharedEpoch<'_>,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<Epoch> {
         let Self { leader, followers } = self;
@@ -192,13 +196,13 @@ impl Replicas {
             let follow = |follower: &'_ mut ReplicaRank| {
                 let ReplicaRank { trainer, gather, network, .. } = follower;
                 let network = network.as_mut().ok_or_else(|| trainer.not_open())?;
-                trainer.train(gather, network, scopes, &mut |_| Ok(()))
+                trainer.train(gather, network, shared, &mut |_| Ok(()))
             };
             let others: Vec<_> = followers
                 .iter_mut()
                 .map(|follower| threads.spawn(move || follow(follower)))
                 .collect();
-            let own = leader.train(gather, network, scopes, observed);
+            let own = leader.train(gather, network, shared, observed);
             let joined = others.into_iter().map(|thread| match thread.join() {
                 Ok(result) => result,
                 Err(panic) => resume_unwind(panic),

@@ -10,7 +10,7 @@ use meristem_device::{Counts, DeviceId, ScopePolicy, Stream, Tensor};
 use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
-use super::{Epoch, EpochScopes, Replicas, first_cause};
+use super::{Epoch, Replicas, SharedEpoch, first_cause};
 use crate::config::devices::Devices;
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::Error;
@@ -109,16 +109,17 @@ impl ReplicasFixture {
             };
             // The passes for the statistics copy the order of their epoch.
             let order = Counts { copies_to_device: 1, ..Counts::default() };
-            let scopes = EpochScopes {
-                train: &|| deny("train_step", Counts::default()),
-                statistics: &|_| deny("statistics", order),
+            let shared = SharedEpoch {
+                train_scopes: &|| deny("train_step", Counts::default()),
+                statistics_scopes: &|_| deny("statistics", order),
+                loss: None,
             };
             let mut observed = |_: &Network| {
                 seen += 1;
                 Ok(())
             };
             let done =
-                replicas.train_epoch(epoch, &mut gather, &mut network, &scopes, &mut observed);
+                replicas.train_epoch(epoch, &mut gather, &mut network, &shared, &mut observed);
             let done = done.unwrap();
             assert_eq!((done.batches, done.counts.len()), (4, self.ranks));
             metrics = replicas.read(&self.devices, gather.order(), &network).unwrap();

@@ -24,15 +24,17 @@
 //! training, the running averages belong to weights that no rank has any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Mutex, PoisonError};
 
 use meristem_comm::{Communicator, Reduction};
-use meristem_data::GatherBatches;
+use meristem_data::{Batch, GatherBatches};
 use meristem_device::{Counts, DType, HotScope, Owner, Tensor};
-use meristem_nn::{HostTensor, Network, StateDict, observed_weight};
+use meristem_nn::{HostTensor, Metrics, Network, StateDict, observed_weight};
 
 use crate::error::{Error, Result};
+use crate::own_loss::{OwnResults, ProgramLoss, backward};
 use crate::resources::STATISTICS_EPOCH;
-use crate::resources::replicas::EpochScopes;
+use crate::resources::replicas::SharedEpoch;
 use crate::resources::replicas::exchange::LazyExchange;
 use crate::resources::serving::PassBatches;
 use crate::settings::ExchangeKind;
@@ -52,6 +54,37 @@ pub(super) struct Trainer {
     pub(super) optimiser: Option<StateDict>,
     /// Metrics of all ranks at the end of an epoch.
     pub(super) metrics: Option<Tensor>,
+}
+
+/// The program's loss on a rank's parts of the batches.
+struct OwnLosses<'a, 'l> {
+    loss: &'a Mutex<&'l mut ProgramLoss>,
+    results: OwnResults,
+}
+
+impl<'a, 'l> OwnLosses<'a, 'l> {
+    fn new(loss: &'a Mutex<&'l mut ProgramLoss>) -> Self {
+        Self { loss, results: OwnResults::default() }
+    }
+
+    /// As [`Network::differentiate`]. Waits for outputs and targets.
+    fn differentiate(&mut self, network: &mut Network, part: &Batch, weight: f32) -> Result<()> {
+        let outputs = network.forward(&part.inputs)?;
+        // After a panic of another rank the run ends with it.
+        let mut loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner);
+        let sums = backward(&mut loss, network, &outputs, &part.targets, weight)?;
+        drop(loss);
+        network.keep_gradient()?;
+        self.results.add_training(&sums, network.options().batch_log);
+        Ok(())
+    }
+
+    /// Counts of the rank's training.
+    fn metrics(&self) -> Metrics {
+        let mut all = Metrics::default();
+        self.results.add_to(&mut all);
+        all
+    }
 }
 
 /// Work done in the inner loops of an epoch.
@@ -115,14 +148,16 @@ impl Trainer {
         &mut self,
         gather: &mut GatherBatches,
         network: &mut Network,
-        scopes: &EpochScopes<'_>,
+        shared: &SharedEpoch<'_>,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<Epoch> {
         let mut all = || {
-            let hot = (scopes.train)();
-            let (batches, sent_bytes) = self.batches(gather, network, observed)?;
+            let hot = (shared.train_scopes)();
+            let mut own = shared.loss.as_ref().map(OwnLosses::new);
+            let (batches, sent_bytes) = self.batches(gather, network, own.as_mut(), observed)?;
             let counts = hot.into_iter().map(|scope| scope.finish().counts).collect();
-            let weight = self.recompute_statistics(gather, network, scopes.statistics)?;
+            own.map_or(Ok(()), |own| network.add_training_metrics(&own.metrics()))?;
+            let weight = self.recompute_statistics(gather, network, shared.statistics_scopes)?;
             self.finish_epoch(network, weight)?;
             Ok(Epoch { batches, counts, sent_bytes })
         };
@@ -138,6 +173,7 @@ impl Trainer {
         &mut self,
         gather: &mut GatherBatches,
         network: &mut Network,
+        mut loss: Option<&mut OwnLosses<'_, '_>>,
         observed: &mut dyn FnMut(&Network) -> Result<()>,
     ) -> Result<(u64, u64)> {
         let (order, clips) = (gather.order().clone(), self.clips());
@@ -163,7 +199,10 @@ impl Trainer {
                             ((own * self.ranks) as f64 / all as f64) as f32
                         }
                     };
-                    network.differentiate(&part.inputs, &part.targets, weight)?;
+                    match &mut loss {
+                        Some(loss) => loss.differentiate(network, part, weight)?,
+                        None => network.differentiate(&part.inputs, &part.targets, weight)?,
+                    }
                 }
                 // A rank without samples in a small last batch.
                 None => network.differentiate_nothing()?,
