@@ -1,17 +1,25 @@
 //! Kernels that are independent per channel, run over blocks of channels as wide as a register.
 //!
 //! With AVX-512 and 8 channels a register holds two neighbouring pixels (`Zmm<2>`) wherever a
-//! kernel takes pixels one after the other.
+//! kernel takes pixels one after the other. With more channels than a register holds, kernels that
+//! have registers to spare take several registers of a pixel at once ([`Several`]): one walk over the
+//! image reads contiguous memory, where a walk for each register would skip from line to line.
 
 use super::isa::Level;
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{avx2::Ymm, avx512::Zmm};
+use super::simd::{avx2::Ymm, avx512::Zmm, several::Several};
 use super::{Isa, PAD};
+
+/// Most channels of a block.
+pub(crate) const MOST: usize = 4 * PAD;
 
 /// A kernel over all pixels of an image for one block of channels.
 pub(crate) trait ChannelKernel {
+    /// Most registers of 32 that hold the channels of a pixel at once: 1, 2 or 4.
+    const AT_ONCE: usize = 1;
+
     /// Pixels that are computed alike one after the other, so that a register may hold several; 1
     /// if the kernel takes pixels in another way.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -166,8 +174,8 @@ impl ChannelRange {
     /// As [`ChannelKernel::run`].
     #[inline(always)]
     pub(crate) unsafe fn flush<S: Simd>(self, value: S, sums: &mut [f64]) {
-        let mut values = [0f32; PAD];
-        // SAFETY: the caller's promise; no register has more than PAD elements.
+        let mut values = [0f32; MOST];
+        // SAFETY: the caller's promise; no vector has more than MOST elements.
         unsafe { value.store(values.as_mut_ptr()) };
         let sums = &mut sums[self.first..self.first + self.count];
         for values in values.chunks(S::LANES / S::PIXELS).take(S::PIXELS) {
@@ -177,7 +185,7 @@ impl ChannelRange {
 }
 
 /// Runs `kernel` for all of `channels`.
-pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelKernel) {
+pub(crate) fn for_channels<K: ChannelKernel>(isa: Isa, channels: usize, kernel: &mut K) {
     #[cfg(target_arch = "x86_64")]
     if isa.level() == Level::Avx512 && channels == 8 && kernel.pixels().is_multiple_of(2) {
         let at = ChannelRange { first: 0, count: channels };
@@ -188,7 +196,11 @@ pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelK
     while first < channels {
         let left = channels - first;
         let width = match isa.level() {
+            Level::Avx512 if K::AT_ONCE >= 4 && left >= 64 => 64,
+            Level::Avx512 if K::AT_ONCE >= 2 && left >= 32 => 32,
             Level::Avx512 if left > 8 => 16,
+            // Half as many registers.
+            Level::Avx2 if K::AT_ONCE >= 4 && left >= 16 => 16,
             _ => 8,
         };
         let at = ChannelRange { first, count: left.min(width) };
@@ -197,9 +209,27 @@ pub(crate) fn for_channels(isa: Isa, channels: usize, kernel: &mut impl ChannelK
         unsafe {
             match (isa.level(), width) {
                 #[cfg(target_arch = "x86_64")]
+                (Level::Avx512, 64) => {
+                    if const { K::AT_ONCE >= 4 } {
+                        x86::avx512::<_, Several<Zmm, 4>>(kernel, at);
+                    }
+                }
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx512, 32) => {
+                    if const { K::AT_ONCE >= 2 } {
+                        x86::avx512::<_, Several<Zmm, 2>>(kernel, at);
+                    }
+                }
+                #[cfg(target_arch = "x86_64")]
                 (Level::Avx512, 16) => x86::avx512::<_, Zmm>(kernel, at),
                 #[cfg(target_arch = "x86_64")]
                 (Level::Avx512, _) => x86::avx512::<_, Ymm>(kernel, at),
+                #[cfg(target_arch = "x86_64")]
+                (Level::Avx2, 16) => {
+                    if const { K::AT_ONCE >= 4 } {
+                        x86::avx2::<_, Several<Ymm, 2>>(kernel, at);
+                    }
+                }
                 #[cfg(target_arch = "x86_64")]
                 (Level::Avx2, _) => x86::avx2::<_, Ymm>(kernel, at),
                 _ => run::<_, Lanes8>(kernel, at),

@@ -44,7 +44,7 @@ pub(crate) use layout::{MatrixLayout, in_panels, paired_len, takes_pairs, to_pai
 use layout::{PANEL, panel};
 
 use super::isa::Level;
-use super::macros::unroll_rows;
+use super::macros::{unroll, unroll_rows};
 use super::simd::Simd;
 use super::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
@@ -265,7 +265,8 @@ impl RowWalk {
 }
 
 /// The kernel: P rows × V vectors, U depth steps at a time (each row's address is formed once for
-/// all of them).
+/// all of them). It has no closures: not every build inlines them, and a call would move all sums to
+/// memory.
 ///
 /// # Safety
 /// The machine has the instructions of `S`, the code is compiled for them, and the tile's pointers
@@ -287,8 +288,11 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                 let mut offset = i * strides[0] + j * strides[1];
                 for _ in 0..counts[2] / U {
                     offset = S::opaque(offset);
-                    let bv: [[S; V]; U] = std::array::from_fn(|u| {
-                        std::array::from_fn(|v| S::load(b.add(u * t.b_step + v * S::LANES)))
+                    let mut bv = [[S::splat(0.0); V]; U];
+                    unroll!(U, u, {
+                        unroll!(V, v, {
+                            bv[u][v] = S::load(b.add(u * t.b_step + v * S::LANES));
+                        });
                     });
                     unroll_rows!(P, p, {
                         for u in 0..U {
@@ -304,7 +308,10 @@ unsafe fn tile<S: Simd, const LANES_MODE: bool, const P: usize, const V: usize, 
                 }
                 for _ in 0..counts[2] % U {
                     offset = S::opaque(offset);
-                    let bv: [S; V] = std::array::from_fn(|v| S::load(b.add(v * S::LANES)));
+                    let mut bv = [S::splat(0.0); V];
+                    unroll!(V, v, {
+                        bv[v] = S::load(b.add(v * S::LANES));
+                    });
                     unroll_rows!(P, p, {
                         for v in 0..V {
                             let a = read::<S, LANES_MODE>(rows[p].add(offset), v);

@@ -1,11 +1,13 @@
 //! Gradients of a convolution.
 
-use super::forward::{in_pairs, mode, pixels, window, window_of};
+use super::depthwise::{self, Depthwise};
+use super::forward::{in_pairs, pixels, window};
+use super::phases::{Phase, PhasePixels, spread};
 use super::shape::ConvGroup;
 use super::sliding::{Sliding, SlidingOutput};
 use super::{ConvShape, ParamGrads, aligned};
 use crate::kernels::norm::channels::add_channel_sums;
-use crate::kernels::tile::{self, MatrixLayout, Nest, ProductJob};
+use crate::kernels::tile::{self, FactorLayout, MatrixLayout, ProductJob, paired_len};
 use crate::kernels::transpose::transpose;
 use crate::kernels::{GradOut, Isa, pad16};
 
@@ -37,32 +39,44 @@ fn data_group(
 ) {
     let (image, in_image) =
         (shape.output().pixels() * shape.out_c, shape.input().pixels() * shape.in_c);
-    let depthwise = shape.is_depthwise();
-    let taps_depth = if depthwise { 1 } else { shape.job_out() };
-    let (flipped, scratch) =
-        scratch.split_at_mut(shape.taps() * taps_depth * pad16(shape.job_in()));
+    let depth = if shape.is_depthwise() { 1 } else { shape.job_out() };
+    let tap_len = depth * pad16(shape.job_in());
+    let (flipped, scratch) = scratch.split_at_mut(shape.taps() * tap_len);
     flip(isa, shape, w, flipped);
+    if shape.is_depthwise() {
+        let mut weights = &*flipped;
+        for phase in shape.phases() {
+            let to = GradOut { values: &mut *dx.values, accumulate: dx.accumulate };
+            Depthwise::data(shape, &phase, weights).run(isa, dy, to);
+            weights = &weights[phase.taps() * tap_len..];
+        }
+        return;
+    }
     if let Some(sliding) = Sliding::data_gradient(isa, shape) {
         let weights = sliding.pack(flipped, scratch);
         let GradOut { values, accumulate } = dx;
         return sliding.run(dy, weights, SlidingOutput { values, bias: None, accumulate });
     }
     let (pairs, scratch) = scratch.split_at_mut(shape.pairs_len());
+    let (sums, scratch) = scratch.split_at_mut(shape.block() * shape.phase_len());
     let placement = shape.gradient_placement(g);
     let in_place = shape.gradient_in_place();
     let strides = in_place.unwrap_or(placement.strides());
     if in_place.is_none() {
         scratch[..shape.block() * strides.image].fill(0.0);
     }
-    let depth = window_of(shape, shape.job_out(), strides);
-    let (b, b_layout) = match (depthwise, in_pairs(isa, shape, shape.job_in())) {
-        (true, _) => (&*flipped, MatrixLayout::Rows(pad16(shape.job_in()))),
-        (_, true) => {
-            // One panel, with the columns of one vector.
-            tile::to_pairs(&depth, flipped, pairs);
-            (&*pairs, MatrixLayout::Pairs)
+    let depth_of = |phase: &Phase| phase.depth(shape.job_out(), strides);
+    let (weights, b_layout) = if in_pairs(isa, shape, shape.job_in()) {
+        // One panel, with the columns of one vector.
+        let (mut from, mut to) = (&*flipped, &mut *pairs);
+        for phase in shape.phases().filter(|phase| phase.taps() > 0) {
+            tile::to_pairs(&depth_of(&phase), from, to);
+            from = &from[phase.taps() * tap_len..];
+            to = &mut to[paired_len(&depth_of(&phase))..];
         }
-        _ => (&*flipped, MatrixLayout::Panels),
+        (&*pairs, MatrixLayout::Pairs)
+    } else {
+        (&*flipped, MatrixLayout::Panels)
     };
     let blocks =
         dy.chunks(shape.block() * image).zip(dx.values.chunks_mut(shape.block() * in_image));
@@ -75,44 +89,66 @@ fn data_group(
                 &scratch[..images * strides.image]
             }
         };
-        let rows = Nest {
-            counts: [images, shape.in_h, shape.in_w],
-            strides: [strides.image, strides.row, strides.pixel],
-        };
-        tile::run(
-            isa,
-            ProductJob {
-                mode: mode(shape),
-                a,
-                rows,
-                depth,
-                b,
-                b_layout,
-                c: &mut dx_block[g * shape.job_in()..],
-                c_step: shape.in_c,
-                cols: shape.job_in(),
-                bias: None,
-                accumulate: dx.accumulate,
-            },
-        );
+        let mut weights = weights;
+        for phase in shape.phases() {
+            let depth = depth_of(&phase);
+            let len = match b_layout {
+                MatrixLayout::Pairs => paired_len(&depth),
+                _ => phase.taps() * tap_len,
+            };
+            let (b, rest) = weights.split_at(len);
+            weights = rest;
+            let run = |c: &mut [f32], c_step, accumulate| {
+                let job = ProductJob {
+                    mode: FactorLayout::Broadcast,
+                    a: &a[phase.offset(&placement, strides)..],
+                    rows: phase.windows(images, strides),
+                    depth,
+                    b,
+                    b_layout,
+                    c,
+                    c_step,
+                    cols: shape.job_in(),
+                    bias: None,
+                    accumulate,
+                };
+                tile::run(isa, job);
+            };
+            if shape.has_one_phase() {
+                run(&mut dx_block[g * shape.job_in()..], shape.in_c, dx.accumulate);
+                continue;
+            }
+            let of = PhasePixels::new(shape, phase, images, g);
+            let sums = &mut sums[..of.len()];
+            match phase.taps() {
+                0 => sums.fill(0.0),
+                _ => run(sums, shape.job_in(), false),
+            }
+            let to = GradOut { values: &mut *dx_block, accumulate: dx.accumulate };
+            spread(isa, of, sums, to);
+        }
     }
 }
 
-/// Packs a job's weights for the data gradient: taps in reverse order, input and output channels
-/// swapped: `[kh][kw][out][in]` in panels, depthwise `[kh][kw][pad16(C)]`.
-fn flip(isa: Isa, shape: &ConvShape, w: &[f32], to: &mut [f32]) {
-    let (ci, co, taps) = (shape.job_in(), shape.job_out(), shape.taps());
-    if shape.is_depthwise() {
-        let c = pad16(co);
-        for (from, to) in w.chunks_exact(c).rev().zip(to.chunks_exact_mut(c)) {
-            to.copy_from_slice(from);
+/// Packs a job's weights for the data gradient: for each phase its taps in reverse order, input and
+/// output channels swapped: `[taps][out][in]` in panels, depthwise `[taps][pad16(C)]`.
+fn flip(isa: Isa, shape: &ConvShape, w: &[f32], mut to: &mut [f32]) {
+    let (ci, co) = (shape.job_in(), shape.job_out());
+    for phase in shape.phases() {
+        if shape.is_depthwise() {
+            let c = pad16(co);
+            for (tap, to) in phase.each_tap(shape).zip(to.chunks_exact_mut(c)) {
+                to.copy_from_slice(&w[tap * c..(tap + 1) * c]);
+            }
+            to = &mut to[phase.taps() * c..];
+            continue;
         }
-        return;
-    }
-    let tap_len = ci * pad16(co);
-    for tap in 0..taps {
-        let from = &w[(taps - 1 - tap) * tap_len..(taps - tap) * tap_len];
-        transpose(isa, [ci, co], from, to, [taps * co, tap * co]);
+        let tap_len = ci * pad16(co);
+        for (i, tap) in phase.each_tap(shape).enumerate() {
+            let from = &w[tap * tap_len..(tap + 1) * tap_len];
+            transpose(isa, [ci, co], from, to, [phase.taps() * co, i * co]);
+        }
+        to = &mut to[phase.taps() * co * pad16(ci)..];
     }
 }
 
@@ -134,6 +170,10 @@ pub fn backward_weight(
     if let Some(sliding) = Sliding::weights(isa, shape) {
         return sliding.weight_gradient(x, dy, to.dw, scratch);
     }
+    if depthwise::sums_in_registers(shape) {
+        let sums = &mut scratch[..shape.weight_len()];
+        return depthwise::weight_gradient(isa, shape, x, dy, to.dw, sums);
+    }
     for (g, dw) in to.dw.chunks_exact_mut(shape.job_weight_len()).enumerate() {
         weight_group(isa, ConvGroup { shape, g }, x, dy, dw, scratch);
     }
@@ -151,6 +191,7 @@ fn weight_group(
     let placement = shape.input_placement(g);
     let in_place = shape.input_in_place();
     let strides = in_place.unwrap_or(placement.strides());
+    let mode = if shape.is_depthwise() { FactorLayout::Lanes } else { FactorLayout::Broadcast };
     let cols = shape.job_out();
     let packed_step = shape.packed_step();
     let (packed, scratch) = scratch.split_at_mut(pad16(shape.block() * out_pixels * packed_step));
@@ -184,7 +225,7 @@ fn weight_group(
         tile::run(
             isa,
             ProductJob {
-                mode: mode(shape),
+                mode,
                 a,
                 rows: window(shape, strides),
                 depth: pixels(shape, strides, images),

@@ -1,12 +1,13 @@
 //! Forward convolution.
 
+use super::depthwise::Depthwise;
 use super::place::Strides;
 use super::shape::ConvGroup;
 use super::sliding::{Sliding, SlidingOutput};
 use super::{ConvInputs, ConvShape, aligned};
 use crate::kernels::norm::batch::{ChannelMoments, StatsSums, stats_scratch_len};
 use crate::kernels::tile::{self, FactorLayout, MatrixLayout, Nest, ProductJob};
-use crate::kernels::{Isa, pad16};
+use crate::kernels::{GradOut, Isa, pad16};
 
 /// Convolution: `y` `[N][out_h][out_w][out_c]` is overwritten.
 pub fn forward(
@@ -59,6 +60,13 @@ fn group(
     let (image, out_image) =
         (shape.input().pixels() * shape.in_c, shape.output().pixels() * shape.out_c);
     let blocks = of.x.chunks(shape.block() * image).zip(y.chunks_mut(shape.block() * out_image));
+    if shape.is_depthwise() {
+        let depthwise = Depthwise::forward(shape, of.w, of.bias);
+        return blocks.for_each(|(x, y)| {
+            depthwise.run(isa, x, GradOut::overwrite(y));
+            done(y);
+        });
+    }
     if let Some(sliding) = Sliding::forward(isa, shape) {
         let weights = sliding.pack(of.w, scratch);
         let bias = (!of.bias.is_empty()).then_some(of.bias);
@@ -95,7 +103,7 @@ fn group(
         tile::run(
             isa,
             ProductJob {
-                mode: mode(shape),
+                mode: FactorLayout::Broadcast,
                 a,
                 rows: pixels(shape, strides, images),
                 depth,
@@ -114,12 +122,7 @@ fn group(
 
 /// Whether products with `columns` columns multiply two elements of their depth at once.
 pub(super) fn in_pairs(isa: Isa, shape: &ConvShape, columns: usize) -> bool {
-    !shape.is_depthwise() && !shape.is_dilated() && tile::takes_pairs(isa, columns)
-}
-
-/// Index maps with which the tile kernel reads the images of this convolution.
-pub(super) fn mode(shape: &ConvShape) -> FactorLayout {
-    if shape.is_depthwise() { FactorLayout::Lanes } else { FactorLayout::Broadcast }
+    !shape.is_dilated() && tile::takes_pairs(isa, columns)
 }
 
 /// The output pixels of a block, as offsets of their windows in the (padded) input.
@@ -132,12 +135,7 @@ pub(super) fn pixels(shape: &ConvShape, strides: Strides, images: usize) -> Nest
 
 /// The elements of a window, in the order of the packed weights.
 pub(super) fn window(shape: &ConvShape, strides: Strides) -> Nest {
-    window_of(shape, shape.job_in(), strides)
-}
-
-/// The elements of a window over an image of `channels` channels in each job.
-pub(super) fn window_of(shape: &ConvShape, channels: usize, strides: Strides) -> Nest {
-    let [kh, kw] = shape.kernel;
+    let ([kh, kw], channels) = (shape.kernel, shape.job_in());
     let [row, pixel] = [shape.dilation[0] * strides.row, shape.dilation[1] * strides.pixel];
     if shape.is_depthwise() {
         return Nest { counts: [1, kh, kw], strides: [0, row, pixel] };

@@ -3,15 +3,17 @@
 //!
 //! All three are `tile` jobs over a block of images at a time, whose copy in scratch has a zero
 //! halo; a convolution without padding reads its input in place. `sliding` computes convolutions of
-//! few channels with windows of three columns instead, and [`winograd`] 3 × 3 convolutions if the
-//! plan chooses it.
+//! few channels with windows of three columns instead, `depthwise` those with a filter for each
+//! channel, and [`winograd`] 3 × 3 convolutions if the plan chooses it.
 //! - forward: rows are output pixels, the depth is the window, B the packed weights;
-//! - data gradient: a forward convolution over `dy` (zeros between its pixels where the stride is
-//!   more than 1) with flipped and transposed weights;
+//! - data gradient: a forward convolution over `dy` with flipped and transposed weights, in `phases`
+//!   if the stride is more than 1;
 //! - weight gradient: rows are the window's elements, the depth is the output pixels, B is `dy`.
 
 mod backward;
+mod depthwise;
 mod forward;
+mod phases;
 mod place;
 mod shape;
 mod sliding;

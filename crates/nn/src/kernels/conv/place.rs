@@ -1,5 +1,5 @@
-//! Copies of image blocks into scratch: with a zero halo, so that windows need no branches, with
-//! zeros between the pixels (gradient of a strided convolution), of one group's channels only.
+//! Copies of image blocks into scratch: with a zero halo, so that windows need no branches, of one
+//! group's channels only.
 
 use crate::kernels::BatchShape;
 
@@ -14,8 +14,6 @@ pub(super) struct Placement {
     pub(super) size: [usize; 3],
     /// Row and column of the copy where pixel (0, 0) goes; pixels outside the copy are left out.
     pub(super) origin: [isize; 2],
-    /// Rows and columns between neighbouring pixels.
-    pub(super) dilation: [usize; 2],
 }
 
 /// Strides of an image block: from one image, row, pixel to the next.
@@ -52,7 +50,7 @@ impl Placement {
 
     fn copy_row(&self, from: &[f32], to: &mut [f32]) {
         let (c, [first, n]) = (self.image.c, self.channels);
-        let step = self.dilation[1] * self.size[2];
+        let step = self.size[2];
         if step == c && n == c {
             to[..from.len()].copy_from_slice(from);
             return;
@@ -64,16 +62,13 @@ impl Placement {
 
     /// Row or column of the copy for one of the image, which must be visible.
     const fn target(&self, axis: usize, i: usize) -> usize {
-        (self.origin[axis] + (i * self.dilation[axis]) as isize) as usize
+        (self.origin[axis] + i as isize) as usize
     }
 
     /// Rows or columns of the image that lie inside the copy.
     fn visible(&self, axis: usize, n: usize) -> std::ops::Range<usize> {
-        let step = self.dilation[axis];
-        let before = (-self.origin[axis]).max(0) as usize;
-        let start = before.div_ceil(step);
-        let room = self.size[axis] as isize - self.origin[axis];
-        let end = if room <= 0 { 0 } else { (room as usize).div_ceil(step) };
+        let start = (-self.origin[axis]).max(0) as usize;
+        let end = (self.size[axis] as isize - self.origin[axis]).max(0) as usize;
         start..end.min(n).max(start)
     }
 }

@@ -113,18 +113,19 @@ impl ConvShape {
         let depth = if self.is_depthwise() { 1 } else { self.job_out() };
         let weights = self.taps() * depth * pad16(self.job_in());
         let packed = self.block() * self.out_h() * self.out_w() * self.packed_step();
-        let pieces = [input + pad16(packed), gradient + weights];
+        let phase = self.block() * self.phase_len();
+        let pieces = [input + pad16(packed), gradient + weights + phase];
         let most = if pieces[0] > pieces[1] { pieces[0] } else { pieces[1] };
         let ways = self.pairs_len() + self.sliding_len();
         most + ways + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)
     }
 
-    /// Packed weights of either direction that
+    /// Packed weights of either direction, in one phase or several, that
     /// [`MatrixLayout::Pairs`](crate::kernels::tile::MatrixLayout) takes.
     pub(super) const fn pairs_len(&self) -> usize {
         let ([kh, kw], [ci, co]) = (self.kernel, [self.job_in(), self.job_out()]);
         let (least, most) = if ci < co { (ci, co) } else { (co, ci) };
-        if self.is_depthwise() || least > 8 { 0 } else { kh * (kw * most).div_ceil(2) * PAD }
+        if self.is_depthwise() || least > 8 { 0 } else { kh * kw * most.div_ceil(2) * PAD }
     }
 
     #[track_caller]
@@ -187,7 +188,7 @@ impl ConvShape {
     }
 
     /// Channels of a pixel in scratch: whole vectors where A is read by vectors.
-    const fn scratch_channels(&self, channels: usize) -> usize {
+    pub(super) const fn scratch_channels(&self, channels: usize) -> usize {
         match (self.is_depthwise(), self.taps()) {
             (true, _) => readable_cols(channels),
             (false, 1) => apart(channels),
@@ -204,24 +205,6 @@ impl ConvShape {
             channels: [g * c, c],
             size: [self.in_h + 2 * ph, self.in_w + 2 * pw, self.scratch_channels(c)],
             origin: [ph as isize, pw as isize],
-            dilation: [1, 1],
-        }
-    }
-
-    /// Output gradient as the input of the data gradient's convolution: row `y` of the input sees
-    /// rows `y..y + span` of it, or some of them.
-    pub(super) const fn gradient_placement(&self, g: usize) -> Placement {
-        let c = self.job_out();
-        let [h, w] = self.span();
-        Placement {
-            image: self.output(),
-            channels: [g * c, c],
-            size: [self.in_h + h - 1, self.in_w + w - 1, self.scratch_channels(c)],
-            origin: [
-                h as isize - 1 - self.padding[0] as isize,
-                w as isize - 1 - self.padding[1] as isize,
-            ],
-            dilation: self.stride,
         }
     }
 
@@ -231,17 +214,6 @@ impl ConvShape {
         let whole = self.scratch_channels(self.in_c) == self.in_c;
         if self.padding[0] == 0 && self.padding[1] == 0 && self.jobs() == 1 && whole {
             Some(self.input_placement(0).strides())
-        } else {
-            None
-        }
-    }
-
-    /// Strides of the output gradient read in place by the data gradient: 1 × 1 kernel, stride 1.
-    pub(super) const fn gradient_in_place(&self) -> Option<Strides> {
-        let plain = self.taps() == 1 && self.stride[0] == 1 && self.stride[1] == 1;
-        let whole = self.scratch_channels(self.out_c) == self.out_c;
-        if plain && self.padding[0] == 0 && self.padding[1] == 0 && self.jobs() == 1 && whole {
-            Some(self.gradient_placement(0).strides())
         } else {
             None
         }

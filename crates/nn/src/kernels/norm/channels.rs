@@ -1,7 +1,7 @@
 //! Sums per channel over `[pixels][C]`, shared by batch norm, group norm and bias gradients.
 
 use crate::kernels::Isa;
-use crate::kernels::lanes::{ChannelKernel, ChannelRange, for_channels};
+use crate::kernels::lanes::{ChannelKernel, ChannelRange, MOST, for_channels};
 use crate::kernels::simd::Simd;
 
 /// Pixels that are summed in f32, a quarter in each of four sums; larger sums are f64. The error
@@ -36,6 +36,8 @@ struct ShiftedSums<'a> {
 }
 
 impl ChannelKernel for ShiftedSums<'_> {
+    const AT_ONCE: usize = 2;
+
     fn pixels(&self) -> usize {
         self.x.len() / self.shift.len().max(1)
     }
@@ -75,6 +77,8 @@ struct PlainSums<'a> {
 }
 
 impl ChannelKernel for PlainSums<'_> {
+    const AT_ONCE: usize = 4;
+
     fn pixels(&self) -> usize {
         self.x.len() / self.to.len().max(1)
     }
@@ -82,7 +86,7 @@ impl ChannelKernel for PlainSums<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
         let (c, step) = (self.to.len(), self.to.len() * S::PIXELS);
-        let mut sums = [0f64; 16];
+        let mut sums = [0f64; MOST];
         // SAFETY: the caller's promise; loads check their bounds.
         unsafe {
             let zero = S::splat(0.0);

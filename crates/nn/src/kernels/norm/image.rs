@@ -66,6 +66,8 @@ pub(crate) struct NormForward<'a> {
 }
 
 impl ChannelKernel for NormForward<'_> {
+    const AT_ONCE: usize = 4;
+
     fn pixels(&self) -> usize {
         self.x.len() / self.affine.mean.len().max(1)
     }
@@ -113,7 +115,8 @@ impl<const CODES: bool> ChannelKernel for ForwardPooled<'_, CODES> {
                 for left in (0..self.shape.w / 2).step_by(S::PIXELS).map(|x| 2 * x * c) {
                     let mut best = block.apply(at.load_apart::<S, WHOLE>(pair, left, 2 * c));
                     let mut code = numbers[0];
-                    for (k, pixel) in [(1, left + c), (2, left + row), (3, left + row + c)] {
+                    for k in 1..4 {
+                        let pixel = left + k % 2 * c + k / 2 * row;
                         let z = block.apply(at.load_apart::<S, WHOLE>(pair, pixel, 2 * c));
                         code = z.select_greater(best, numbers[k], code);
                         best = z.select_greater(best, z, best);
@@ -145,6 +148,8 @@ pub(crate) struct Reduce<'a, const OUTPUTS: bool> {
 }
 
 impl<const OUTPUTS: bool> ChannelKernel for Reduce<'_, OUTPUTS> {
+    const AT_ONCE: usize = 4;
+
     fn pixels(&self) -> usize {
         self.values.len() / self.affine.mean.len().max(1)
     }
@@ -202,10 +207,12 @@ impl ChannelKernel for ReducePooled<'_> {
                     let code = at.load_bytes::<S, WHOLE>(self.codes, from);
                     let dout = at.load::<S, WHOLE>(self.dout, from);
                     let dz = code.select_eq(blocked, zero, dout);
-                    let [a, b, c_, d] = [left, left + c, left + row, left + row + c]
-                        .map(|pixel| at.load::<S, WHOLE>(pair, pixel));
+                    let a = at.load::<S, WHOLE>(pair, left);
+                    let b = at.load::<S, WHOLE>(pair, left + c);
                     let upper = code.select_eq(zero, a, b);
-                    let lower = code.select_eq(numbers[2], c_, d);
+                    let a = at.load::<S, WHOLE>(pair, left + row);
+                    let b = at.load::<S, WHOLE>(pair, left + row + c);
+                    let lower = code.select_eq(numbers[2], a, b);
                     let x = code.select_le(one, upper, lower);
                     sums.add(dz, x.sub(mean));
                     from += c;
@@ -329,6 +336,8 @@ pub(crate) struct NormBackward<'a, const ADD: bool> {
 }
 
 impl<const ADD: bool> ChannelKernel for NormBackward<'_, ADD> {
+    const AT_ONCE: usize = 4;
+
     fn pixels(&self) -> usize {
         self.x.len() / self.gradient.offset.len().max(1)
     }
@@ -383,9 +392,8 @@ impl<const ADD: bool> ChannelKernel for BackwardPooled<'_, ADD> {
                 for left in (0..w / 2).step_by(S::PIXELS).map(|x| 2 * x * c) {
                     let code = at.load_bytes::<S, WHOLE>(self.codes, from);
                     let dout = at.load::<S, WHOLE>(self.dout, from);
-                    for (k, pixel) in
-                        [left, left + c, left + row, left + row + c].into_iter().enumerate()
-                    {
+                    for k in 0..4 {
+                        let pixel = left + k % 2 * c + k / 2 * row;
                         let dz = code.select_eq(numbers[k], dout, zero);
                         let x = at.load_apart::<S, WHOLE>(x, pixel, 2 * c);
                         let mut value = block.value(x, dz);

@@ -9,6 +9,8 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod portable;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod several;
 
 /// A register of [`Simd::LANES`] f32.
 ///

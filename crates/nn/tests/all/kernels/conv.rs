@@ -97,6 +97,7 @@ fn shapes() -> Vec<ConvShape> {
         }
     }
     shapes.extend(dilated(base));
+    shapes.extend(strided(base));
     let mut values = Values::new(7);
     let fixed = shapes.len();
     while shapes.len() < fixed + 80 {
@@ -136,6 +137,29 @@ fn dilated(base: ConvShape) -> Vec<ConvShape> {
             }
             shapes.push(ConvShape { padding: [1, 1], ..base });
             shapes.push(ConvShape { kernel: [2, 1], padding: [0, 0], ..base });
+        }
+    }
+    shapes
+}
+
+/// Strides, whose data gradients have phases with different taps, or none, for dense kernels, groups,
+/// and a filter for each channel; rows of several tiles of pixels, several registers of channels.
+fn strided(base: ConvShape) -> Vec<ConvShape> {
+    let mut shapes = vec![];
+    for stride in [[1, 1], [2, 2], [1, 2], [3, 1], [2, 5]] {
+        for [in_c, out_c, groups] in [[16, 32, 1], [33, 7, 1], [8, 8, 1], [6, 18, 3]] {
+            let base = ConvShape { in_c, out_c, groups, stride, ..base };
+            shapes.push(base);
+            shapes.push(ConvShape { kernel: [1, 1], padding: [0, 0], ..base });
+            shapes.push(ConvShape { kernel: [2, 4], padding: [0, 3], in_h: 2, ..base });
+            shapes.push(ConvShape { kernel: [1, 1], padding: [1, 1], in_h: 1, in_w: 2, ..base });
+        }
+        for c in [5, 8, 16, 40, 64, 100] {
+            let base = ConvShape { in_c: c, out_c: c, groups: c, stride, in_w: 29, ..base };
+            shapes.push(base);
+            shapes.push(ConvShape { kernel: [2, 3], padding: [0, 2], ..base });
+            shapes.push(ConvShape { kernel: [5, 1], padding: [1, 0], ..base });
+            shapes.push(ConvShape { kernel: [3, 5], padding: [2, 2], in_w: 2, ..base });
         }
     }
     shapes

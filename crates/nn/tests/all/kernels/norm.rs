@@ -51,7 +51,7 @@ fn shapes() -> Vec<BatchShape> {
         // A batch in two parts.
         BatchShape { batch: 51, h: 31, w: 32, c: 16 },
     ];
-    for c in [1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 31, 32, 33, 64] {
+    for c in [1, 2, 3, 4, 7, 8, 12, 16, 17, 24, 31, 32, 33, 64, 100] {
         for (batch, h, w) in [(1, 5, 4), (3, 8, 6), (5, 3, 7), (2, 2, 2), (2, 1, 4)] {
             shapes.push(BatchShape { batch, h, w, c });
         }

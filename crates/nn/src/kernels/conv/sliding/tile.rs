@@ -127,7 +127,10 @@ pub(super) unsafe fn tile<F: Factors, const P: usize>(t: &RowTile) {
             }
             a = a.wrapping_add(t.row);
         }
-        let mut totals: [[F::Total; 1]; P] = std::array::from_fn(|p| [F::total(sums[p])]);
+        let mut totals = [[F::Total::splat(0.0)]; P];
+        unroll_rows!(P, p, {
+            totals[p] = [F::total(sums[p])];
+        });
         finish(&t.to, &mut totals);
     }
 }
@@ -147,8 +150,9 @@ unsafe fn taps<F: Factors, const P: usize, const WHOLE: bool>(
 ) {
     // SAFETY: the caller's promise.
     unsafe {
-        let [left, middle, right]: [F::Register; COLUMNS] =
-            std::array::from_fn(|k| F::Register::load(b.add(k * F::Register::LANES)));
+        let left = F::Register::load(b);
+        let middle = F::Register::load(b.add(F::Register::LANES));
+        let right = F::Register::load(b.add(2 * F::Register::LANES));
         if t.beside[0] {
             sums[0] = input::<F, WHOLE>(at.sub(t.channels)).mul_add(left, sums[0]);
         }

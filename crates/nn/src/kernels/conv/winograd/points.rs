@@ -89,7 +89,7 @@ impl Points<4, 6> for FourOutputs {
     unsafe fn input<S: Simd>([a, b, c, d, e, f]: [S; 6]) -> [S; 6] {
         // SAFETY: the caller's promise.
         unsafe {
-            let [two, four, five] = [2.0, 4.0, -5.0].map(|v| S::splat(v));
+            let (two, four, five) = (S::splat(2.0), S::splat(4.0), S::splat(-5.0));
             let minus_four = S::splat(-4.0);
             let (even, odd) = (c.mul_add(minus_four, e), b.mul_add(minus_four, d));
             let (near, far) = (e.sub(c), d.sub(b).mul(two));
@@ -108,7 +108,8 @@ impl Points<4, 6> for FourOutputs {
     unsafe fn filter<S: Simd>([a, b, c]: [S; 3]) -> [S; 6] {
         // SAFETY: the caller's promise.
         unsafe {
-            let [quarter, sixth, twelfth] = [0.25, 1.0 / 6.0, 1.0 / 12.0].map(|v| S::splat(v));
+            let (quarter, sixth, twelfth) =
+                (S::splat(0.25), S::splat(1.0 / 6.0), S::splat(1.0 / 12.0));
             let minus_sixth = S::splat(-1.0 / 6.0);
             let ends = a.add(c).mul(minus_sixth);
             let far = a.mul_add(S::splat(1.0 / 24.0), c.mul(sixth));
@@ -121,7 +122,7 @@ impl Points<4, 6> for FourOutputs {
     unsafe fn output<S: Simd>([a, b, c, d, e, f]: [S; 6]) -> [S; 4] {
         // SAFETY: the caller's promise.
         unsafe {
-            let [two, four, eight] = [2.0, 4.0, 8.0].map(|v| S::splat(v));
+            let (two, four, eight) = (S::splat(2.0), S::splat(4.0), S::splat(8.0));
             let (p, q, r, s) = (b.add(c), b.sub(c), d.add(e), d.sub(e));
             [a.add(p).add(r), s.mul_add(two, q), r.mul_add(four, p), s.mul_add(eight, q).add(f)]
         }
@@ -131,7 +132,7 @@ impl Points<4, 6> for FourOutputs {
     unsafe fn gradient<S: Simd>([a, b, c, d]: [S; 4]) -> [S; 6] {
         // SAFETY: the caller's promise.
         unsafe {
-            let [two, four, eight] = [2.0, 4.0, 8.0].map(|v| S::splat(v));
+            let (two, four, eight) = (S::splat(2.0), S::splat(4.0), S::splat(8.0));
             let (even, odd) = (a.add(c), b.add(d));
             let (far, far_odd) = (c.mul_add(four, a), d.mul_add(eight, b.mul(two)));
             [a, even.add(odd), even.sub(odd), far.add(far_odd), far.sub(far_odd), d]
@@ -142,7 +143,8 @@ impl Points<4, 6> for FourOutputs {
     unsafe fn filter_gradient<S: Simd>([a, b, c, d, e, f]: [S; 6]) -> [S; 3] {
         // SAFETY: the caller's promise.
         unsafe {
-            let [quarter, sixth, twelfth] = [0.25, 1.0 / 6.0, 1.0 / 12.0].map(|v| S::splat(v));
+            let (quarter, sixth, twelfth) =
+                (S::splat(0.25), S::splat(1.0 / 6.0), S::splat(1.0 / 12.0));
             let minus_sixth = S::splat(-1.0 / 6.0);
             let near = b.add(c).mul(minus_sixth);
             let far = d.add(e);
