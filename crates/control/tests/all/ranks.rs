@@ -104,8 +104,7 @@ fn shared(state: &ControllerState, rank: usize) -> Vec<(String, Vec<u32>)> {
     .collect()
 }
 
-/// Each rank has three envs, in minibatches of one and of two; advantages are normalised over the
-/// minibatches of both ranks.
+/// Each rank has three envs, in minibatches of one and of two.
 #[test]
 fn policies_with_minibatches_stay_equal_on_all_ranks() {
     let device = device();
