@@ -294,11 +294,11 @@ impl<'a> Training<'a> {
         let mut controllers = BTreeMap::new();
         let tasks = self.evaluation_tasks();
         let known = |name: &str| {
-            let evaluations = self.lines.iter().filter_map(|line| match line {
+            let mut evaluations = self.lines.iter().filter_map(|line| match line {
                 CurveLine::Evaluation(evaluation) => evaluation.controllers.get(name),
                 CurveLine::Round(_) => None,
             });
-            evaluations.filter(|known| known.returns.len() == tasks).next_back().cloned()
+            evaluations.rfind(|known| known.returns.len() == tasks).cloned()
         };
         for (name, kind) in REFERENCES {
             let evaluated = match known(name) {
