@@ -4,7 +4,8 @@
 //! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
 //! and one read-back for all envs. The rollout keeps transitions on the policy's device. At the end
 //! of a round `targets` computes advantages and returns there, and `update` trains the policy on
-//! the whole round or on its minibatches (`minibatch`). In the first rounds the heuristic may act instead (`teacher`).
+//! the whole round or on its minibatches (`minibatch`). In the first rounds the heuristic may act
+//! instead (`teacher`).
 //!
 //! A rollback by the governor is a termination. With [`PpoConfig::bootstrap`] the end of an episode
 //! is a truncation: V of the next observation replaces the rewards to come. Without it the end is a

@@ -90,7 +90,7 @@ fn a_restored_policy_continues_bit_for_bit() {
 fn a_policy_with_minibatches_continues_bit_for_bit() {
     let config = || PpoConfig { minibatches: 2, ..small() };
     assert_restored_policy_continues(|| ppo(config(), 2, Learning::On));
-    // Minibatches of two envs and of one: more optimiser steps than passes, which the report counts.
+    // Minibatches of one env and of two: twice as many optimiser steps as passes.
     let weights = |config: PpoConfig| {
         let mut policy = ppo(PpoConfig { target_kl: 1e3, ..config }, 2, Learning::On);
         let report = play(&mut policy, &mut fleet()).1.unwrap();

@@ -18,7 +18,11 @@ use crate::common::{quick, tiny};
 const ENVS: usize = 6;
 
 fn ppo(device: &Device, envs: usize) -> Ppo {
-    let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
+    with_minibatches(device, envs, 1)
+}
+
+fn with_minibatches(device: &Device, envs: usize, minibatches: usize) -> Ppo {
+    let config = PpoConfig { hidden: 8, minibatches, ..PpoConfig::default() };
     let (steps, isa) = (STEPS as usize, Isa::detect());
     let options = PpoOptions { envs, steps, seed: 7, isa, learning: Learning::On };
     Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap()
@@ -98,6 +102,22 @@ fn shared(state: &ControllerState, rank: usize) -> Vec<(String, Vec<u32>)> {
         (name.to_string(), bits.collect())
     })
     .collect()
+}
+
+/// Each rank has three envs, in minibatches of one and of two.
+#[test]
+fn policies_with_minibatches_stay_equal_on_all_ranks() {
+    let device = device();
+    let members = Communicator::threads(2, &CommOptions::default()).unwrap();
+    let all = (0..2).map(|_| with_minibatches(&device, ENVS / 2, 2)).collect();
+    let mut group = PpoGroup::new(all, members, &options(Method::Dense)).unwrap();
+    for _ in 0..2 {
+        // Ranks whose policies differ fail.
+        let report = play(&mut group, &mut fleet()).1.unwrap();
+        assert!(report.fingerprint.is_some() && report.skipped == 0);
+        let state = group.save().unwrap();
+        assert_eq!(scales(&state, 0), scales(&state, 1));
+    }
 }
 
 #[test]

@@ -158,7 +158,7 @@ fn a_stopped_run_resumes_and_a_complete_run_is_unchanged() {
 /// and the state of its teacher.
 #[test]
 fn a_policy_resumes_with_the_same_bits() {
-    assert_resumes_with_the_same_bits("--ppo-demonstrations 1");
+    assert_resumes_with_the_same_bits("--ppo-demonstrations 1 --ppo-minibatches 2");
 }
 
 /// A policy on three ranks resumes with the same bits, including unsent gradients.

@@ -513,8 +513,8 @@ settings! {
             unit("ROUNDS"), whole(0, 1_000_000), since(7, "0");
         /// Passes over the round in one policy update.
         ppo_epochs in ppo.epochs: usize, unit("N"), whole(1, 1000);
-        /// Parts into which the envs of a rank are divided in each pass. Each part is a minibatch of
-        /// whole episodes with an optimiser step of its own, and normalises its advantages.
+        /// Parts into which the envs of a rank are divided in each pass. Each part is a minibatch
+        /// of whole episodes with an optimiser step of its own, and normalises its advantages.
         ppo_minibatches in ppo.minibatches: usize, unit("N"), whole(1, 4096), since(15, "1");
         /// Learning rate of the policy (Adam).
         ppo_lr in ppo.lr: f32, unit("RATE"), real(0.0, f64::from(f32::MAX));

@@ -281,7 +281,7 @@ impl<'a> Training<'a> {
         }))
     }
 
-    /// Number of tasks of the evaluation after so many rounds.
+    /// Number of tasks of the evaluation at this point of the training.
     fn evaluation_tasks(&self) -> usize {
         let request = self.plan.request;
         let is_last = self.state.round >= request.rounds;

@@ -164,7 +164,7 @@ impl PolicyTraining {
         }
     }
 
-    /// Number of members of a task, whose settings are drawn. Env i has member i modulo this number.
+    /// Number of members of a task, whose settings are drawn. Env i has member i modulo it.
     pub(super) fn members_of(&self, of: Use) -> usize {
         match of {
             Use::Round => self.envs / self.envs_per_member,
