@@ -36,8 +36,8 @@ struct HeuristicMemory {
 }
 
 /// Grows the largest modules within its budget, one after another, until the host overfits. Keeps a
-/// module if the control loss is significantly higher without it, by default. If `widen_by` is above 0, widens
-/// the layer that has grown least whenever no module is due.
+/// module if the control loss is significantly higher without it, by default. If `widen_by` is
+/// above 0, widens the layer that has grown least whenever no module is due.
 ///
 /// A module that has disappeared counts as pruned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

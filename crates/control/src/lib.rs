@@ -39,8 +39,8 @@
 //! # Modules, the most used ones first
 //! - `action`, `heads`, `masks`, `rules`: actions, their choices and their legality;
 //! - `view`, `history`, `trend`: an env as a controller sees it;
-//! - `controller`, `heuristic` (with `heuristic_config`, `widening`), `random`, `script`, `per_env`:
-//!   controllers without a policy;
+//! - `controller`, `heuristic` (with `heuristic_config`, `widening`), `random`, `script`,
+//!   `per_env`: controllers without a policy;
 //! - `observation`, `set_observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and
 //!   out of a policy;
 //! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;

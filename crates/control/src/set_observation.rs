@@ -1,10 +1,10 @@
 //! Observations for a policy that serves any host: numbers of the env, of each slot and of each
 //! blueprint.
 //!
-//! Those of the env begin with [`BaseObservation`], those of a slot with [`SlotObservation`]. With
-//! the others a policy carries over from one host to another: sizes relative to the host, the data
-//! and the limits, and the results of the gates and the rules. `docs/control.md`, Observation, has
-//! a table.
+//! Numbers of the env begin with [`BaseObservation`], numbers of a slot with [`SlotObservation`].
+//! With the others a policy carries over from one host to another: sizes relative to the host, the
+//! data and the limits, and the results of the gates and the rules. `docs/control.md`, Observation,
+//! has a table.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -2,11 +2,12 @@
 //! or one to help it.
 //!
 //! `cargo bench -p meristem-nn --bench steps --
-//! [baseline|grown|wide|deep|large|resnet8|mobile] [train|validate] [direct] [one] [two]`; `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's
-//! filtering off, `one` runs one network instead of four, and `two` adds a second worker, which
-//! runs parts of kernels. `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and
-//! `attention` in training. Without `one`, four networks take turns, as envs do. The bench first
-//! measures the core's peaks, from which the lower bounds follow.
+//! [baseline|grown|wide|deep|large|resnet8|mobile] [train|validate] [direct] [one] [two]`;
+//! `MERISTEM_ISA` picks the instruction set, `direct` switches Winograd's filtering off, `one` runs
+//! one network instead of four, and `two` adds a second worker, which runs parts of kernels.
+//! `grown` is `baseline` with `conv_heavy` and `depthwise` blended in and `attention` in training.
+//! Without `one`, four networks take turns, as envs do. The bench first measures the core's peaks,
+//! from which the lower bounds follow.
 
 use std::hint::black_box;
 use std::sync::mpsc;

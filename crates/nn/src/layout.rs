@@ -164,6 +164,26 @@ pub struct ParamLayout {
     pub dropout: Option<usize>,
 }
 
+/// Factors f of the optimiser's steps of the host's packed parameters, then 1 − f; 0 for padding.
+/// `None` if the graph has no factors.
+pub(crate) fn packed_step_factors(graph: &Graph) -> Option<Vec<f32>> {
+    let given = graph.step_factors.as_ref()?;
+    let layout = ParamLayout::new(graph);
+    let len = layout.groups[GroupId::HOST.index()].values;
+    let mut packed = vec![0.0; 2 * len];
+    let (factors, rests) = packed.split_at_mut(len);
+    for (param, place) in graph.params.iter().zip(&layout.params) {
+        if param.group == GroupId::HOST {
+            let ones = || vec![1.0; param.shape.iter().product()];
+            let of_param = given.get(&param.name).cloned().unwrap_or_else(ones);
+            let rest: Vec<f32> = of_param.iter().map(|f| 1.0 - f).collect();
+            packing(param).pack(&of_param, &mut factors[place.range()]);
+            packing(param).pack(&rest, &mut rests[place.range()]);
+        }
+    }
+    Some(packed)
+}
+
 impl ParamLayout {
     /// Places in the order in which the graph declares parameters and buffers.
     pub fn new(graph: &Graph) -> Self {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use super::{Graph, GroupId};
 use crate::error::{Error, Result};
-use crate::layout::{ParamLayout, packing};
 
 /// Factors of the elements of some parameters of the host, by name, in PyTorch's layout. The
 /// elements of other parameters have the factor 1.
@@ -39,25 +38,5 @@ impl Graph {
         }
         self.step_factors = factors;
         Ok(self)
-    }
-
-    /// The factors f of the host's packed parameters, then 1 − f; 0 for padding. `None` without
-    /// factors.
-    pub(crate) fn packed_step_factors(&self) -> Option<Vec<f32>> {
-        let given = self.step_factors.as_ref()?;
-        let layout = ParamLayout::new(self);
-        let len = layout.groups[GroupId::HOST.index()].values;
-        let mut packed = vec![0.0; 2 * len];
-        let (factors, rests) = packed.split_at_mut(len);
-        for (param, place) in self.params.iter().zip(&layout.params) {
-            if param.group == GroupId::HOST {
-                let ones = || vec![1.0; param.shape.iter().product()];
-                let of_param = given.get(&param.name).cloned().unwrap_or_else(ones);
-                let rest: Vec<f32> = of_param.iter().map(|f| 1.0 - f).collect();
-                packing(param).pack(&of_param, &mut factors[place.range()]);
-                packing(param).pack(&rest, &mut rests[place.range()]);
-            }
-        }
-        Some(packed)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! With AVX-512 and 8 channels a register holds two neighbouring pixels (`Zmm<2>`) wherever a
 //! kernel takes pixels one after the other. With more channels than a register holds, kernels that
-//! have registers to spare take several registers of a pixel at once ([`Several`]): one walk over the
-//! image reads contiguous memory, where a walk for each register would skip from line to line.
+//! have registers to spare take several registers of a pixel at once ([`Several`]): one walk over
+//! the image reads contiguous memory, where a walk for each register would skip from line to line.
 
 use super::isa::Level;
 use super::simd::Simd;

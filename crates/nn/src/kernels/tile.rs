@@ -265,8 +265,8 @@ impl RowWalk {
 }
 
 /// The kernel: P rows × V vectors, U depth steps at a time (each row's address is formed once for
-/// all of them). It has no closures: not every build inlines them, and a call would move all sums to
-/// memory.
+/// all of them). It has no closures: not every build inlines them, and a call would move all sums
+/// to memory.
 ///
 /// # Safety
 /// The machine has the instructions of `S`, the code is compiled for them, and the tile's pointers

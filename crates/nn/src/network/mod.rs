@@ -43,6 +43,7 @@ pub use self::widen::{FurtherFeatures, WidthProbe};
 use crate::error::{Error, Result};
 use crate::graph::{DrawSource, Graph};
 use crate::kernels::Isa;
+use crate::layout::packed_step_factors;
 use crate::loss::Loss;
 use crate::metrics::{Metrics, MetricsLayout};
 use crate::ops::{PlanTarget, StateOp, gpu};
@@ -124,7 +125,7 @@ pub struct Network {
     hyperparameters: Tensor,
     /// The same with dropout rates of 0, for passes that only observe statistics.
     without_dropout: Tensor,
-    /// Factors of the host's optimiser steps ([`Graph::packed_step_factors`]), if there are any.
+    /// Factors of the host's optimiser steps ([`packed_step_factors`]), if there are any.
     step_factors: Option<Tensor>,
     /// Number of the first sample in a batch that several networks share, for draws.
     first_sample: usize,
@@ -194,7 +195,7 @@ impl Network {
         } else {
             numbers(&Graph::clone(&graph).with_dropout(0.0)?)?
         };
-        let step_factors = graph.packed_step_factors().map(|factors| {
+        let step_factors = packed_step_factors(&graph).map(|factors| {
             Tensor::from_slice(stream, &factors, [factors.len()], Owner::Parameters)
         });
         let step_factors = step_factors.transpose()?;
@@ -282,7 +283,7 @@ impl Network {
             self.without_dropout.copy_from_slice(&groups::numbers(&without, draws))?;
         }
         if graph.step_factors != self.graph.step_factors
-            && let (Some(to), Some(factors)) = (&self.step_factors, graph.packed_step_factors())
+            && let (Some(to), Some(factors)) = (&self.step_factors, packed_step_factors(graph))
         {
             to.copy_from_slice(&factors)?;
         }

@@ -54,8 +54,8 @@ const PAGE: &str = "growth.md";
 /// runs.
 ///
 /// The folder has a folder for each task, in it one for each seed, and in that one for each run.
-/// `growth.json` and `growth.md`, its table in Markdown, are written after each seed of a table; a
-/// bench that continues writes them from its first newly trained run on.
+/// `growth.json` and its table in Markdown are written after each seed of a table; a bench that
+/// continues writes them from its first newly trained run on.
 ///
 /// # Errors
 /// Errors in the request are found before the first run: an unknown suite, task, method or setting,

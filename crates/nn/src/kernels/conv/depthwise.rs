@@ -1,10 +1,11 @@
 //! Depthwise convolutions: each channel has a filter of its own, so the channels are the lanes.
 //!
-//! A row of the output is computed for one block of channels after the other. Its input rows stay in
-//! the first-level cache, and [`PIXELS`] neighbouring pixels share each load of a weight. Taps outside
-//! the image are left out, so no image is copied to be padded. The gradient of the input is the same
-//! over the output's gradient, phase by phase. The gradient of the weights
-//! keeps the sums of a window of 3 × 3 in registers over a row; for larger windows it is a `tile` job.
+//! A row of the output is computed for one block of channels after the other. Its input rows stay
+//! in the first-level cache, and [`PIXELS`] neighbouring pixels share each load of a weight. Taps
+//! outside the image are left out, so no image is copied to be padded. The gradient of the input is
+//! the same over the output's gradient, phase by phase. The gradient of the weights
+//! keeps the sums of a window of 3 × 3 in registers over a row; for larger windows it is a `tile`
+//! job.
 
 use std::ops::Range;
 
@@ -31,7 +32,8 @@ struct AxisTaps {
     taps: usize,
     /// Outputs.
     outputs: usize,
-    /// Row of the first output, distance of the next ones, and number of rows of the output's image.
+    /// Row of the first output, distance of the next ones, and number of rows of the output's
+    /// image.
     to_first: usize,
     to_step: usize,
     to_size: usize,
@@ -154,7 +156,7 @@ struct RowKernel<'a> {
     to: GradOut<'a>,
 }
 
-/// What the pixels of a row have in common, with addresses.
+/// Addresses that the pixels of a row have in common.
 struct RowTaps<S> {
     /// First tap in the image, at column 0 of the input.
     x: *const f32,
@@ -182,9 +184,9 @@ impl ChannelKernel for RowKernel<'_> {
         let top = rows.row(self.row) + (inside.start * rows.spacing) as isize;
         let last = columns.to_first + columns.outputs.saturating_sub(1) * columns.to_step;
         assert!(last < columns.to_size && columns.to_size * c <= self.to.values.len());
-        // SAFETY: the addresses below are those of taps inside the image, of outputs inside the row,
-        // and of the weights of these taps, whose padding is readable; the lengths were checked here
-        // and by the caller. The rest is the caller's promise.
+        // SAFETY: the addresses below are those of taps inside the image, of outputs inside the
+        // row, and of the weights of these taps, whose padding is readable; the lengths were
+        // checked here and by the caller. The rest is the caller's promise.
         unsafe {
             let bias = (!bias.is_empty()).then(|| at.coefficients::<S, WHOLE>(bias));
             let taps = RowTaps {
@@ -225,8 +227,8 @@ impl ChannelKernel for RowKernel<'_> {
 }
 
 impl<S: Simd> RowTaps<S> {
-    /// Computes `P` neighbouring outputs from the taps of these columns; `x` is the first tap of the
-    /// first row, which may be outside.
+    /// Computes `P` neighbouring outputs from the taps of these columns; `x` is the first tap of
+    /// the first row, which may be outside.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`], for addresses inside the image and the row.
@@ -290,9 +292,9 @@ pub(super) const fn sums_in_registers(shape: &ConvShape) -> bool {
     shape.is_depthwise() && shape.kernel[0] <= WINDOW && shape.kernel[1] == WINDOW
 }
 
-/// Gradients of the weights for whole images, added to `dw` `[taps][pad16(channels)]`: sums over each
-/// of the shape's [blocks](ConvShape::block), which are added in their order. `sums` is scratch, as
-/// long as the weights.
+/// Gradients of the weights for whole images, added to `dw` `[taps][pad16(channels)]`: sums over
+/// each of the shape's [blocks](ConvShape::block), which are added in their order. `sums` is
+/// scratch, as long as the weights.
 pub(super) fn weight_gradient(
     isa: Isa,
     shape: &ConvShape,

@@ -6,8 +6,8 @@
 //! few channels with windows of three columns instead, `depthwise` those with a filter for each
 //! channel, and [`winograd`] 3 × 3 convolutions if the plan chooses it.
 //! - forward: rows are output pixels, the depth is the window, B the packed weights;
-//! - data gradient: a forward convolution over `dy` with flipped and transposed weights, in `phases`
-//!   if the stride is more than 1;
+//! - data gradient: a forward convolution over `dy` with flipped and transposed weights, in
+//!   `phases` if the stride is more than 1;
 //! - weight gradient: rows are the window's elements, the depth is the output pixels, B is `dy`.
 
 mod backward;

@@ -5,9 +5,9 @@
 //! phase 0 (even rows): tap 1                     taps │1│ 0,2 │1│ 0,2 │1│ 0,2
 //! phase 1 (odd rows): taps 0 and 2            output   0   0,1  1   1,2  2   2,3
 //! ```
-//! Each phase is a product over its taps, dense in the output's gradient. With stride 1 there is one
-//! phase, which has all taps. A convolution over gradients with zeros between them would multiply
-//! each of them by every tap: four times as much with stride 2.
+//! Each phase is a product over its taps, dense in the output's gradient. With stride 1 there is
+//! one phase, which has all taps. A convolution over gradients with zeros between them would
+//! multiply each of them by every tap: four times as much with stride 2.
 
 use super::ConvShape;
 use super::place::{Placement, Strides};
@@ -205,10 +205,11 @@ impl PhasePixels {
 }
 
 isa_kernels! {
-    /// Writes or adds the elements of a phase, one after the other in `from`, to their places in the
-    /// images.
+    /// Writes or adds the elements of a phase, one after the other in `from`, to their places in
+    /// the images.
     pub(super) fn spread(isa: Isa, of: PhasePixels, from: &[f32], to: GradOut<'_>) {
-        let PhasePixels { phase: Phase { rows, columns }, image, stride, channels: [first, n] } = of;
+        let PhasePixels { phase, image, stride, channels: [first, n] } = of;
+        let Phase { rows, columns } = phase;
         let GradOut { values, accumulate } = to;
         let mut pixels = from.chunks_exact(n);
         for image_row in 0..image.batch * rows.len {

@@ -18,7 +18,7 @@ macro_rules! each {
     }};
 }
 
-/// Of the first `n` elements of the vector, those in register `k`.
+/// Number of elements in register `k` of the first `n` elements of the vector.
 #[inline(always)]
 fn within<S: Simd>(k: usize, n: usize) -> usize {
     n.saturating_sub(k * S::LANES).min(S::LANES)

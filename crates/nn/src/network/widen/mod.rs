@@ -53,8 +53,8 @@ impl FurtherFeatures {
 impl Network {
     /// Growth in width: replaces the graph by one with the same layers, some of which have more
     /// features. The network computes the same function, but for rounding with
-    /// [`WidthInit::Net2wider`] and [`WidthInit::VarianceTransfer`], and with the latter but for the
-    /// ε of a batch norm. Optimiser state and running statistics are carried over with the
+    /// [`WidthInit::Net2wider`] and [`WidthInit::VarianceTransfer`], and with the latter but for
+    /// the ε of a batch norm. Optimiser state and running statistics are carried over with the
     /// features; those of new features are as in a new network, and copies have those of their
     /// originals. Alphas stay, metrics are reset. Waits for the device: two read-backs.
     ///

@@ -67,8 +67,8 @@ fn paired(mut of_all: Vec<f32>, pairs: usize, features: usize, of: fn(f32) -> f3
     of_all
 }
 
-/// Scales the weights of the reader, its bias, and the statistics of the batch norm that follows it;
-/// nothing if no batch norm does.
+/// Scales the weights of the reader, its bias, and the statistics of the batch norm that follows
+/// it; nothing if no batch norm does.
 fn scale_reader(graph: &Graph, reader: &str, factor: f32, found: &mut FurtherFeatures) {
     let name = |param: ParamId| graph.params[param.index()].name.clone();
     let Some((at, bias)) = graph.nodes.iter().enumerate().find_map(|(at, node)| match node.op {

@@ -142,8 +142,9 @@ fn dilated(base: ConvShape) -> Vec<ConvShape> {
     shapes
 }
 
-/// Strides, whose data gradients have phases with different taps, or none, for dense kernels, groups,
-/// and a filter for each channel; rows of several tiles of pixels, several registers of channels.
+/// Strides, whose data gradients have phases with different taps, or none, for dense kernels,
+/// groups, and a filter for each channel; rows of several tiles of pixels, several registers of
+/// channels.
 fn strided(base: ConvShape) -> Vec<ConvShape> {
     let mut shapes = vec![];
     for stride in [[1, 1], [2, 2], [1, 2], [3, 1], [2, 5]] {
