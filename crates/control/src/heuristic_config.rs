@@ -171,7 +171,7 @@ impl WidenPlace {
 }
 
 impl HeuristicConfig {
-    /// Whether it needs the orthogonality of activations ([`EnvView::orthogonality`]).
+    /// Whether it needs the orthogonality of activations ([`crate::EnvView::orthogonality`]).
     pub fn needs_orthogonality(&self) -> bool {
         let triggers = self.widen_trigger == WidenTrigger::Orthogonality;
         self.widen_by > 0.0 && (triggers || self.widen_place == WidenPlace::Orthogonality)
