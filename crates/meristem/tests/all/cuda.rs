@@ -517,7 +517,7 @@ fn processes_over_nccl_give_the_bits_of_threads() {
 /// Without a limit, the members that fit are counted once the device refuses memory. Only the
 /// stand-in can have so little.
 #[test]
-#[ignore = "needs a GPU or its stand-in"]
+#[ignore = "needs the stand-in"]
 fn more_members_than_the_memory_of_a_device_are_counted() {
     if std::path::Path::new("/dev/nvidiactl").exists() {
         return;
