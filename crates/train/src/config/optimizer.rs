@@ -281,7 +281,6 @@ mod tests {
         first.germinate(1, germination).unwrap();
         let mut host = first.clone();
         host.step();
-        host.advance(1, &GateInputs::default()).unwrap();
         host.germinate(0, germination).unwrap();
         for _ in 0..3 {
             host.step();
