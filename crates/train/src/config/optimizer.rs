@@ -256,14 +256,14 @@ mod tests {
         assert!(matches!(hosts[1], Optimiser::Lion(LionConfig { lr: 1e-4, .. })), "{hosts:?}");
     }
 
-    /// A module that germinated three steps ago, and one that is there from the beginning.
+    /// A module that germinated three steps ago, and the same module as one from the beginning.
     #[test]
     fn young_modules_have_the_rates_of_their_age() {
         let spec: HostSpec = "baseline".parse().unwrap();
         let slots = spec.select_slots(["r0c0", "r0c1"]).unwrap();
         let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
         let set = Arc::new(BlueprintSet::standard());
-        let mut first = Host::new(spec, image, &slots, set, Rules::default()).unwrap();
+        let first = Host::new(spec, image, &slots, set, Rules::default()).unwrap();
         let germination = Germination {
             blueprint: 0,
             style: Style::LinearAdd,
@@ -278,27 +278,29 @@ mod tests {
             });
             config.unwrap()
         };
-        first.germinate(1, germination).unwrap();
         let mut host = first.clone();
-        host.step();
         host.germinate(0, germination).unwrap();
         for _ in 0..3 {
             host.step();
             if host.check_advance(0).is_ok() {
-                host.advance(0, &GateInputs::default()).unwrap();
+                host.advance(0, &GateInputs::default()).ok();
             }
         }
         let optimisers = young().optimisers(1.0);
-        let mut graph = host.graph(&optimisers).unwrap();
-        young().age_modules(&mut graph, &host, &first);
         let Optimiser::Sgd(module) = optimisers.module else { panic!("no SGD") };
-        let rate = |name: &str| match graph.groups.iter().find(|group| group.name == name) {
-            Some(group) => match group.optimiser {
-                Optimiser::Sgd(sgd) => sgd.lr / module.lr,
-                other => panic!("{other:?}"),
-            },
-            None => panic!("no group {name}"),
+        let rates = |first: &Host| {
+            let mut graph = host.graph(&optimisers).unwrap();
+            young().age_modules(&mut graph, &host, first);
+            ["r0c0", "host"].map(|name| {
+                let group = graph.groups.iter().find(|group| group.name == name);
+                match group.map(|group| group.optimiser) {
+                    Some(Optimiser::Sgd(sgd)) => sgd.lr / module.lr,
+                    other => panic!("{name}: {other:?}"),
+                }
+            })
         };
-        assert_eq!((rate("r0c0"), rate("r0c1"), rate("host")), (2.0, 1.0, 1.0));
+        assert_eq!(rates(&first), [2.0, 1.0]);
+        // The module was there when the episode began.
+        assert_eq!(rates(&host), [1.0, 1.0]);
     }
 }
