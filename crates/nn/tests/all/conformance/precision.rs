@@ -107,21 +107,24 @@ fn with_parts(of: &Case, op: &StepOp, parts: Precision, infinite: Option<usize>)
 }
 
 /// Whether an element of a result may be NaN because padding zeros are multiplied by an infinite
-/// factor: weight gradients of 3 × 3 convolutions are sums over whole tiles of pixels. This affects
-/// only elements of the infinite factor's channel; other elements of the channel are infinite on a
-/// processor, too.
+/// factor: weight gradients of 3 × 3 convolutions are sums over whole tiles of pixels, and those of
+/// depthwise convolutions include the padding, which a processor leaves out. This affects only
+/// elements of the infinite factor's channel.
 fn meets_infinity(op: &StepOp, read: usize, write: usize, at: usize) -> bool {
     let (shape, weights) = match op {
         StepOp::Conv(ConvOp::WeightGradient(of)) => (of.shape, 0),
         StepOp::Fused(FusedOp::Backward { conv, .. }) => (conv.shape, 1),
         _ => return false,
     };
-    if write != weights || (shape.kernel, shape.stride, shape.groups) != ([3; 2], [1; 2], 1) {
+    let is_depthwise = shape.groups == shape.in_c && shape.groups == shape.out_c;
+    let is_tiled = (shape.kernel, shape.stride, shape.groups) == ([3; 2], [1; 2], 1);
+    if write != weights || !(is_depthwise || is_tiled) {
         return false;
     }
     let step = shape.out_c.next_multiple_of(16);
     let len = op.signature(OpBackend::Cpu(Isa::portable()).target()).reads[read].len;
     match read {
+        _ if is_depthwise => at % step == len / 2 % shape.out_c,
         0 => at / step % shape.in_c == len / 2 % shape.in_c,
         _ => at % step == len / 2 % shape.out_c,
     }
