@@ -29,8 +29,8 @@ pub enum EnvController {
 }
 
 impl EnvController {
-    /// Whether this controller needs no memory beside that of `usual`: both are of one kind, or
-    /// this one grows nothing.
+    /// Whether this controller shares the memory of `usual`: both are of one kind, or this
+    /// controller grows nothing.
     fn is_like(&self, usual: &Self) -> bool {
         *self == Self::None || std::mem::discriminant(self) == std::mem::discriminant(usual)
     }

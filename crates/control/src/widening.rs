@@ -35,11 +35,11 @@ pub(crate) fn choose(
             .map(|of| of.get(layer).map_or(f64::NAN, |phi| f64::from(*phi)));
         let excess = now - config.widen_orthogonality * first;
         let is_due = config.widen_trigger != WidenTrigger::Orthogonality || excess > 0.0;
-        let mut wider = view.host.clone();
-        let may = is_due
-            && factor <= config.widen_up_to
-            && wider.widen(layer, by).is_ok()
-            && fits(&wider);
+        let fits_wider = || {
+            let mut wider = view.host.clone();
+            wider.widen(layer, by).is_ok() && fits(&wider)
+        };
+        let may = is_due && factor <= config.widen_up_to && fits_wider();
         may.then_some(Candidate { layer, by, factor, excess })
     });
     candidates.min_by(|one, other| match config.widen_place {

@@ -78,8 +78,8 @@ fn with_holes(compaction: &Compaction, call: Call) -> Vec<Call> {
     vec![call, count, tables.scan(1, tiles, ABSENT), write]
 }
 
-/// Moves the bounds so that all regions have equally many entries of `result`. The tables must be
-/// those of the selection that wrote `result`, with no other selection since.
+/// Moves the bounds so that all regions have equally many entries of `result`. The last selection
+/// with `tables` must be the selection that wrote `result`.
 pub(crate) fn divide_up(result: Piece, tables: TableArguments, bounds: Piece) -> Call {
     Call::each(&DIVIDE_UP, bounds.len).with_pieces([result, tables.picked(), bounds])
 }

@@ -205,7 +205,7 @@ impl Policy {
     }
 
     /// Like a later pass of [`Policy::differentiate`], compared with `log_probs`, f32 `[rows,
-    /// heads]`: those of the policy that acted, as [`Policy::act`] wrote them.
+    /// heads]`, which [`Policy::act`] of the policy that acted wrote.
     ///
     /// # Errors
     /// The errors of [`Policy::differentiate`].

@@ -3,9 +3,8 @@
 //! A row of the output is computed for one block of channels after the other. Its input rows stay
 //! in the first-level cache, and [`PIXELS`] neighbouring pixels share each load of a weight. Taps
 //! outside the image are left out, so no image is copied to be padded. The gradient of the input is
-//! the same over the output's gradient, phase by phase. The gradient of the weights
-//! keeps the sums of a window of 3 × 3 in registers over a row; for larger windows it is a `tile`
-//! job.
+//! the same over the output's gradient, phase by phase. The gradient of the weights keeps the sums
+//! of a window of 3 × 3 in registers over a row; for larger windows it is a `tile` job.
 
 use std::ops::Range;
 
