@@ -74,7 +74,8 @@ impl Host {
     /// # Errors
     /// [`crate::HostError`] for a host that does not fit the image, or a slot that is unknown or
     /// listed twice; [`crate::RuleError`] for a rule outside its range; [`crate::BlueprintError`]
-    /// for a blueprint that does not fit a slot.
+    /// for a blueprint that fits neither images nor vectors, or is too large for a slot. A
+    /// blueprint that only does not fit a slot is no error: [`Host::check_germinate`] refuses it.
     pub fn new(
         spec: HostSpec,
         image: TaskShape,
@@ -89,7 +90,7 @@ impl Host {
         let dims: HashMap<SlotName, Dims> = sized.iter().filter_map(at_slot).collect();
         let slot = |name: &SlotName| Slot::new(name.clone(), dims[name]);
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
-        // Checked once here: later a policy may choose any germination, which then cannot fail.
+        // Checked once here, so that every germination that is legal later has a valid size.
         for slot in &slots {
             blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.dims))?;
         }
@@ -236,7 +237,8 @@ impl Host {
     /// Size of the host, as [`Host::size`], after a germination of this blueprint in this slot.
     ///
     /// # Errors
-    /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
+    /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`], or
+    /// [`crate::BlueprintError`] for a blueprint that does not fit the slot.
     pub fn size_with(&self, index: usize, blueprint: usize) -> Result<NetworkSize> {
         self.slot(index)?;
         let mut slots = self.slots.clone();
@@ -259,7 +261,7 @@ impl Host {
     /// Names of the parameters of the host and of all modules that may grow in its slots.
     ///
     /// # Errors
-    /// The errors of [`Host::graph`].
+    /// [`crate::BlueprintError`] for a blueprint that does not fit one of the slots.
     pub fn possible_parameters(&self) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         let mut add = |slots: &[Slot]| {
@@ -290,7 +292,7 @@ impl Host {
         if max_parameters.is_none() && max_macs.is_none() {
             return Ok(());
         }
-        // `Host::new` checked that every blueprint fits every slot, so the size exists.
+        // The caller has checked that the blueprint fits the slot, so the size exists.
         let Ok(size) = self.size_with(index, blueprint) else { return Ok(()) };
         let Some((what, needs, limit)) = self.exceeded(size) else { return Ok(()) };
         let slot = self.slot(index)?.name.clone();

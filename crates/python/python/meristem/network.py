@@ -41,7 +41,7 @@ FUNCTIONS = (
 )
 
 
-#: Sizes of layers of signals along the row of an image.
+#: Sizes along the axis of rows, for layers of signals, which are images of one row.
 OF_ROW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
 #: One number for height and width, or one for each.
 Size = int | Sequence[int]
@@ -550,6 +550,6 @@ def as_images(kind: str, x: Any) -> Any:
 
 
 def normalization(weights: Weights) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and standard deviation per channel, for values in the file, or for bytes as 0..1."""
+    """Mean and standard deviation per channel of the stored values, where bytes count as 0..1."""
     about = weights.metadata["normalization"]
     return about["mean"], about["std"]
