@@ -17,7 +17,17 @@ const TEXT_MAX: usize = 200;
 /// Largest number of distinct names, which limits the memory that invalid messages can use.
 const NAMES_MAX: usize = 1000;
 
-const DTYPES: [DType; 6] = [DType::F32, DType::F64, DType::BF16, DType::U8, DType::U32, DType::I64];
+/// Element types in the order of their numbers in a message.
+const DTYPES: [DType; 8] = [
+    DType::F32,
+    DType::F64,
+    DType::BF16,
+    DType::U8,
+    DType::U32,
+    DType::I64,
+    DType::F16,
+    DType::I16,
+];
 
 /// Contents of a parcel: element type (`None` for internal bytes) and number of elements.
 pub(crate) type Content = (Option<DType>, usize);

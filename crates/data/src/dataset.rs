@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use half::f16;
 use meristem_device::MappedFile;
 use meristem_device::{DType, Device, MemoryFormat, Owner, Stream, Tensor, read_back};
 
@@ -10,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::normalization::{ChannelStatistics, Normalization};
 use crate::parts::Fold;
 use crate::shape::CHANNELS_BLOCKED;
-use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
+use crate::shape::{InputKind, SampleForm, SampleShape, StoredType, StoredValue};
 use crate::source::{CHUNK_BYTES, DatasetFiles, DatasetInfo, Layout, Split};
 use crate::spool;
 use crate::targets::{self, SampleTargets, StoredTargets, TargetForm, TargetKind};
@@ -82,25 +83,23 @@ impl Dataset {
         targets: impl Into<SampleTargets<'a>>,
         classes: Vec<String>,
     ) -> Result<Arc<Self>> {
-        let form = SampleForm { kind: InputKind::Image, shape, stored: StoredType::U8 };
-        let targets = targets.into();
-        check_slices(form, images.len(), targets, &classes)?;
-        Self::from_stored(device, form, images, (targets, classes))
+        Self::from_values(device, InputKind::Image, shape, images, targets, classes)
     }
 
-    /// A dataset of floats in memory, resident on `device`; otherwise as [`Self::from_slices`].
+    /// A dataset of samples of any kind in memory, resident on `device` in the type of its values;
+    /// otherwise as [`Self::from_slices`].
     ///
     /// # Errors
     /// As [`Self::from_slices`], and [`Error::Argument`] for values that are not finite.
-    pub fn from_floats<'a>(
+    pub fn from_values<'a, V: StoredValue>(
         device: &Device,
         kind: InputKind,
         shape: SampleShape,
-        values: &[f32],
+        values: &[V],
         targets: impl Into<SampleTargets<'a>>,
         classes: Vec<String>,
     ) -> Result<Arc<Self>> {
-        let form = SampleForm { kind, shape, stored: StoredType::F32 };
+        let form = SampleForm { kind, shape, stored: V::STORED };
         let targets = targets.into();
         check_slices(form, values.len(), targets, &classes)?;
         if let Some(place) = values.iter().position(|value| !value.is_finite()) {
@@ -233,7 +232,8 @@ impl Dataset {
         Normalization { mean: self.info.mean.clone(), std: self.info.std.clone() }
     }
 
-    /// The resident samples, (N, C, H, W) u8 or f32, channels last (F1); `None` if the dataset is
+    /// The resident samples, (N, C, H, W) of the stored type, or f32 if they were normalised when
+    /// they were loaded, channels last (F1); `None` if the dataset is
     /// streamed. The tensor belongs to the stream that loaded it: use `.on(&stream)`.
     pub fn resident(&self) -> Option<&Tensor> {
         match &self.samples {
@@ -267,14 +267,14 @@ impl Dataset {
     }
 
     /// CRC-32 of the stored targets and samples, of the constants of targets, of the rules of a
-    /// table, and of listed folds: equal for equal files with equal storage. Waits for the device,
+    /// table, and of listed folds: equal for equal values with equal storage. Waits for the device,
     /// and copies targets and samples to the host piece by piece.
     ///
     /// # Errors
     /// A failed device.
     pub fn checksum(&self) -> Result<u32> {
         let mut crc = crc32fast::Hasher::new();
-        let DatasetInfo { target_mean, target_std, table, .. } = &self.info;
+        let DatasetInfo { target_mean, target_std, table, stored, .. } = &self.info;
         crc.update(bytemuck::cast_slice(target_mean));
         crc.update(bytemuck::cast_slice(target_std));
         if let Some(rules) = table {
@@ -288,13 +288,17 @@ impl Dataset {
         }
         read_back(&[&self.targets])?.iter().for_each(|bytes| crc.update(bytes));
         match &self.samples {
-            StoredSamples::Spooled(file) => crc.update(file.as_bytes()),
+            StoredSamples::Spooled(file) => {
+                let pieces = file.as_bytes().chunks(CHECKSUM_PIECE);
+                pieces.for_each(|piece| crc.update(&stored.widened(piece)));
+            }
             StoredSamples::Resident(samples) | StoredSamples::Normalized(samples) => {
                 // In pieces, so that the host needs little memory.
                 let (len, piece) = (samples.numel(), CHECKSUM_PIECE / samples.dtype().size());
                 for start in (0..len).step_by(piece) {
                     let piece = samples.view(start, [piece.min(len - start)])?;
-                    read_back(&[&piece])?.iter().for_each(|bytes| crc.update(bytes));
+                    let bytes = read_back(&[&piece])?;
+                    bytes.iter().for_each(|bytes| crc.update(&stored.widened(bytes)));
                 }
             }
         }
@@ -388,6 +392,8 @@ fn load_normalized(
 fn copy_stored(to: &Tensor, stored: StoredType, bytes: &[u8]) -> Result<()> {
     match stored {
         StoredType::U8 => to.copy_from_slice(bytes)?,
+        StoredType::I16 => to.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, i16>(bytes))?,
+        StoredType::F16 => to.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f16>(bytes))?,
         StoredType::F32 => to.copy_from_slice(&bytemuck::pod_collect_to_vec::<u8, f32>(bytes))?,
     }
     Ok(())

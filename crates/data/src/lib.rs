@@ -63,7 +63,7 @@ pub use gather::{Batch, EnvGather, GatherBatches, GatherConfig};
 pub use import::{ImportReport, import_cifar10};
 pub use normalization::Normalization;
 pub use parts::Subset;
-pub use shape::{InputKind, SampleShape, StoredType};
+pub use shape::{InputKind, SampleShape, StoredType, StoredValue};
 pub use source::table_rules::{MissingValues, TableOptions, TableRules};
 pub use source::{
     CHUNK_BYTES, DatasetFiles, DatasetInfo, DatasetSpec, Generated, OptionNumber, Source, Split,

@@ -14,7 +14,7 @@ impl ChannelStatistics {
     pub(crate) fn new(stored: StoredType, channels: usize) -> Self {
         match stored {
             StoredType::U8 => Self::Bytes(ByteHistogram::new(channels)),
-            StoredType::F32 => Self::Floats(FloatSums::new(channels)),
+            stored => Self::Floats(FloatSums::new(stored, channels)),
         }
     }
 
@@ -39,6 +39,7 @@ impl ChannelStatistics {
 /// is subtracted from all, so that a large mean does not cancel a small deviation.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct FloatSums {
+    stored: StoredType,
     pixels: u64,
     channels: Vec<FloatSum>,
 }
@@ -51,13 +52,13 @@ struct FloatSum {
 }
 
 impl FloatSums {
-    fn new(channels: usize) -> Self {
-        Self { pixels: 0, channels: vec![FloatSum::default(); channels] }
+    fn new(stored: StoredType, channels: usize) -> Self {
+        Self { stored, pixels: 0, channels: vec![FloatSum::default(); channels] }
     }
 
     fn add(&mut self, samples: &[u8]) {
         let channels = self.channels.len();
-        for pixel in samples.chunks_exact(channels * size_of::<f32>()) {
+        for pixel in self.stored.widened(samples).chunks_exact(channels * size_of::<f32>()) {
             let values =
                 pixel.as_chunks().0.iter().map(|bytes| f64::from(f32::from_ne_bytes(*bytes)));
             for (channel, value) in self.channels.iter_mut().zip(values) {

@@ -1,8 +1,10 @@
 //! Shapes and element types of samples.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use meristem_device::DType;
+use half::f16;
+use meristem_device::{DType, Element};
 use serde::{Deserialize, Serialize};
 
 /// Shape of a sample: of an image, or of a vector or signal as an image of one row.
@@ -112,6 +114,10 @@ pub(crate) struct SampleForm {
 pub enum StoredType {
     /// A byte b, for the value b / 255.
     U8,
+    /// The value itself, a 16-bit integer.
+    I16,
+    /// The value itself, a 16-bit float.
+    F16,
     /// The value itself.
     F32,
 }
@@ -121,6 +127,7 @@ impl StoredType {
     pub const fn size(self) -> usize {
         match self {
             Self::U8 => 1,
+            Self::I16 | Self::F16 => 2,
             Self::F32 => 4,
         }
     }
@@ -129,6 +136,8 @@ impl StoredType {
     pub(crate) const fn plural(self) -> &'static str {
         match self {
             Self::U8 => "bytes",
+            Self::I16 => "16-bit integers",
+            Self::F16 => "16-bit floats",
             Self::F32 => "floats",
         }
     }
@@ -136,6 +145,8 @@ impl StoredType {
     pub(crate) const fn dtype(self) -> DType {
         match self {
             Self::U8 => DType::U8,
+            Self::I16 => DType::I16,
+            Self::F16 => DType::F16,
             Self::F32 => DType::F32,
         }
     }
@@ -144,7 +155,117 @@ impl StoredType {
     pub(crate) const fn one(self) -> f64 {
         match self {
             Self::U8 => 255.0,
-            Self::F32 => 1.0,
+            Self::I16 | Self::F16 | Self::F32 => 1.0,
+        }
+    }
+
+    /// The type whose stored values have the same meaning and that a network's description names:
+    /// bytes, or f32 for every type that stores the value itself. Networks do not depend on which.
+    pub const fn of_inputs(self) -> Self {
+        match self {
+            Self::U8 => Self::U8,
+            Self::I16 | Self::F16 | Self::F32 => Self::F32,
+        }
+    }
+
+    /// Native bytes of the f32 that equal stored values, given by their bytes with any alignment;
+    /// bytes stay bytes. Checksums of equal values are equal.
+    pub(crate) fn widened(self, stored: &[u8]) -> Cow<'_, [u8]> {
+        match self {
+            Self::U8 | Self::F32 => Cow::Borrowed(stored),
+            Self::I16 => Cow::Owned(widened::<i16>(stored)),
+            Self::F16 => Cow::Owned(widened::<f16>(stored)),
+        }
+    }
+}
+
+fn widened<V: StoredValue>(stored: &[u8]) -> Vec<u8> {
+    let values = stored.chunks_exact(size_of::<V>());
+    values
+        .flat_map(|bytes| bytemuck::pod_read_unaligned::<V>(bytes).value().to_ne_bytes())
+        .collect()
+}
+
+/// A number that samples can be stored as.
+pub trait StoredValue: Element {
+    /// The corresponding stored type.
+    const STORED: StoredType;
+
+    /// The number as f32, which is exact for a finite one.
+    fn value(self) -> f32;
+
+    /// Whether the number is neither infinite nor a NaN.
+    fn is_finite(self) -> bool;
+}
+
+impl StoredValue for u8 {
+    const STORED: StoredType = StoredType::U8;
+
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from(self)
+    }
+
+    fn is_finite(self) -> bool {
+        true
+    }
+}
+
+impl StoredValue for i16 {
+    const STORED: StoredType = StoredType::I16;
+
+    #[inline(always)]
+    fn value(self) -> f32 {
+        f32::from(self)
+    }
+
+    fn is_finite(self) -> bool {
+        true
+    }
+}
+
+impl StoredValue for f16 {
+    const STORED: StoredType = StoredType::F16;
+
+    /// Without a branch or a call, so that loops of it are compiled to vectors. The exponent of an
+    /// f16 is 112 below that of an f32 with the same bits; the product is exact, also for numbers
+    /// below the smallest normal f16. Stored numbers are finite.
+    #[inline(always)]
+    fn value(self) -> f32 {
+        let bits = u32::from(self.to_bits());
+        let (sign, rest) = ((bits & 0x8000) << 16, (bits & 0x7fff) << 13);
+        let two_to_112 = f32::from_bits((112 + 127) << 23);
+        f32::from_bits((f32::from_bits(rest) * two_to_112).to_bits() | sign)
+    }
+
+    fn is_finite(self) -> bool {
+        Self::is_finite(self)
+    }
+}
+
+impl StoredValue for f32 {
+    const STORED: StoredType = StoredType::F32;
+
+    #[inline(always)]
+    fn value(self) -> f32 {
+        self
+    }
+
+    fn is_finite(self) -> bool {
+        Self::is_finite(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// All finite numbers, against the conversion of a library.
+    #[test]
+    fn a_16_bit_float_has_its_value() {
+        let all = (0..=u16::MAX).map(f16::from_bits).filter(|number| number.is_finite());
+        for number in all {
+            assert_eq!(number.value().to_bits(), number.to_f32().to_bits(), "{number}");
         }
     }
 }

@@ -191,12 +191,12 @@ fn metadata(
             "u8 [N, H, W, C]: pixels, which the model normalises".into()
         }
         (true, StoredType::U8) => format!("u8 {axes}: bytes, which the model normalises"),
-        (true, StoredType::F32) => format!("f32 {axes}: values, which the model normalises"),
+        (true, _) => format!("f32 {axes}: values, which the model normalises"),
         (false, StoredType::U8) => {
             let value = if form.kind == InputKind::Image { "pixel" } else { "byte" };
             format!("f32 {axes}: ({value} / 255 - mean) / std for each channel")
         }
-        (false, StoredType::F32) => format!("f32 {axes}: (value - mean) / std for each channel"),
+        (false, _) => format!("f32 {axes}: (value - mean) / std for each channel"),
     };
     all.push(("input".into(), input));
     let name = config.weights.file_name().unwrap_or_default();

@@ -6,6 +6,11 @@ typedef unsigned char u8;
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
+// A float of 16 bits.
+struct Half {
+    unsigned short bits;
+};
+
 // As `GpuValues` in gpu.rs.
 struct Values {
     u64 seed;
@@ -96,6 +101,18 @@ struct Few {
     __device__ float background(u32 c) const { return black(T(), v.scale[c], v.shift[c]); }
 };
 
+// The number that is stored.
+template <class T>
+__device__ float number(T stored) {
+    return (float)stored;
+}
+// As `f16::value` in crates/data/src/shape.rs: finite numbers only.
+__device__ float number(Half stored) {
+    u32 sign = (u32)(stored.bits & 0x8000u) << 16, rest = (u32)(stored.bits & 0x7fffu) << 13;
+    float value = __uint_as_float(rest) * __uint_as_float((112u + 127u) << 23);
+    return __uint_as_float(__float_as_uint(value) | sign);
+}
+
 // The constants of any number of channels, in a tensor: scales, then shifts.
 template <class T>
 struct Many {
@@ -104,7 +121,7 @@ struct Many {
 
     __device__ int channels() const { return count; }
     __device__ float normal(T stored, u32 c) const {
-        return (float)stored * table[c] + table[count + c];
+        return number(stored) * table[c] + table[count + c];
     }
     __device__ float background(u32 c) const { return normal(T(), c); }
 };
@@ -209,6 +226,24 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_integers(Span<const short> images, Span<const u32> stored, Span<const u32> samples,
+                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                      Span<const float> constants, const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<short> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_halves(Span<const Half> images, Span<const u32> stored, Span<const u32> samples,
+                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
+                      Span<const float> constants, const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<Half> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
     gather_raw_floats(Span<const float> images, Span<const u32> stored, Span<const u32> samples,
                       Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                       Span<const float> constants, const __grid_constant__ Values values) {
@@ -241,6 +276,26 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                                 const __grid_constant__ Values values) {
     locate(images, stored, samples, inputs, targets, epoch, constants);
     Many<u8> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_integers_to_values(Span<const short> images, Span<const float> stored,
+                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
+                                Span<const u32> epoch, Span<const float> constants,
+                                const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<short> of{constants, (int)values.channels};
+    gather(images, stored, samples, inputs, targets, epoch, values, of);
+}
+
+extern "C" __global__ void __launch_bounds__(256, 4)
+    gather_halves_to_values(Span<const Half> images, Span<const float> stored,
+                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
+                                Span<const u32> epoch, Span<const float> constants,
+                                const __grid_constant__ Values values) {
+    locate(images, stored, samples, inputs, targets, epoch, constants);
+    Many<Half> of{constants, (int)values.channels};
     gather(images, stored, samples, inputs, targets, epoch, values, of);
 }
 

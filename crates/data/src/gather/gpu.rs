@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use bytemuck::{Pod, Zeroable};
+use half::f16;
 use meristem_device::{Call, Kernel, KernelSource, Operand, Owner, Piece, Program, Stream, Tensor};
 
 use super::kernel::{Drawing, SampleStorage, Storage};
@@ -30,6 +31,8 @@ const CONSTANTS: Operand = Operand::read::<f32>();
 struct Kernels {
     bytes: Kernel,
     many_bytes: Kernel,
+    integers: Kernel,
+    halves: Kernel,
     floats: Kernel,
     normalized: Kernel,
 }
@@ -44,6 +47,8 @@ macro_rules! kernels {
         const STORED: Operand = Operand::read::<$target>();
         const TARGETS: Operand = Operand::write::<$target>();
         const BYTES: Operand = Operand::read::<u8>();
+        const INTEGERS: Operand = Operand::read::<i16>();
+        const HALVES: Operand = Operand::read::<f16>();
         const FLOATS: Operand = Operand::read::<f32>();
         Kernels {
             bytes: kernel(
@@ -53,6 +58,14 @@ macro_rules! kernels {
             many_bytes: kernel(
                 concat!("gather_many_bytes", $suffix),
                 &[BYTES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+            ),
+            integers: kernel(
+                concat!("gather_integers", $suffix),
+                &[INTEGERS, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+            ),
+            halves: kernel(
+                concat!("gather_halves", $suffix),
+                &[HALVES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             floats: kernel(
                 concat!("gather_raw_floats", $suffix),
@@ -72,7 +85,7 @@ static OF_VALUES: Kernels = kernels!(f32, "_to_values");
 impl Storage {
     /// Whether the constants are a tensor, because there may be any number of channels.
     fn has_table(self) -> bool {
-        matches!(self, Self::ManyBytes | Self::Floats)
+        matches!(self, Self::ManyBytes | Self::Integers | Self::Halves | Self::Floats)
     }
 }
 
@@ -164,6 +177,8 @@ impl GpuGather {
         let kernel = match storage.values {
             Storage::Bytes => &self.kernels.bytes,
             Storage::ManyBytes => &self.kernels.many_bytes,
+            Storage::Integers => &self.kernels.integers,
+            Storage::Halves => &self.kernels.halves,
             Storage::Floats => &self.kernels.floats,
             Storage::Normalized => &self.kernels.normalized,
         };

@@ -1,13 +1,15 @@
 //! The gather on the processor: select, augment and normalise in one pass (D2, D8).
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use bytemuck::Zeroable;
+use half::f16;
 use meristem_device::simd::{Vectorized, fetch, vectorize};
 use meristem_device::{Args, Element};
 
 use crate::augment::{Augment, AugmentDraw};
-use crate::shape::SampleShape;
+use crate::shape::{SampleShape, StoredValue};
 use crate::targets::{TargetForm, TargetKind};
 
 /// Values that are normalised as one block: a multiple of every number of channels from 1 to 4 and
@@ -116,40 +118,39 @@ impl Conversion for Normalized<'_> {
     }
 }
 
-/// Bytes of any number of channels.
-struct ManyBytes<'a>(&'a Table);
-
-/// Floats of any number of channels.
-struct Floats<'a>(&'a Table);
-
-macro_rules! conversion_by_table {
-    ($conversion:ident, $stored:ty) => {
-        impl Conversion for $conversion<'_> {
-            type Stored = $stored;
-
-            #[inline(always)]
-            fn blacken(&self, stored: &mut [$stored]) {
-                stored.fill(<$stored>::default());
-            }
-
-            #[inline(always)]
-            fn normalize(&self, stored: &[$stored], values: &mut [f32], _: &[$stored]) {
-                let Table { scale, shift } = self.0;
-                let blocks = stored.chunks(scale.len()).zip(values.chunks_mut(scale.len()));
-                for (stored, values) in blocks {
-                    let constants = scale.iter().zip(shift);
-                    let pairs = values.iter_mut().zip(stored);
-                    for ((value, stored), (scale, shift)) in pairs.zip(constants) {
-                        *value = f32::from(*stored) * scale + shift;
-                    }
-                }
-            }
-        }
-    };
+/// Values of any type and number of channels.
+struct ByTable<'a, V> {
+    table: &'a Table,
+    stored: PhantomData<V>,
 }
 
-conversion_by_table!(ManyBytes, u8);
-conversion_by_table!(Floats, f32);
+impl<'a, V> ByTable<'a, V> {
+    fn new(table: &'a Table) -> Self {
+        Self { table, stored: PhantomData }
+    }
+}
+
+impl<V: StoredValue> Conversion for ByTable<'_, V> {
+    type Stored = V;
+
+    #[inline(always)]
+    fn blacken(&self, stored: &mut [V]) {
+        stored.fill(V::zeroed());
+    }
+
+    #[inline(always)]
+    fn normalize(&self, stored: &[V], values: &mut [f32], _: &[V]) {
+        let Table { scale, shift } = self.table;
+        let blocks = stored.chunks(scale.len()).zip(values.chunks_mut(scale.len()));
+        for (stored, values) in blocks {
+            let constants = scale.iter().zip(shift);
+            let pairs = values.iter_mut().zip(stored);
+            for ((value, stored), (scale, shift)) in pairs.zip(constants) {
+                *value = stored.value() * scale + shift;
+            }
+        }
+    }
+}
 
 /// Type of the stored values that the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -158,6 +159,10 @@ pub(super) enum Storage {
     Bytes,
     /// u8, of more channels.
     ManyBytes,
+    /// i16.
+    Integers,
+    /// f16.
+    Halves,
     /// f32.
     Floats,
     /// f32, normalised.
@@ -225,19 +230,25 @@ impl GatherKernel {
             Storage::Bytes => {
                 vectorize(isa, Work { pick, by: &self.blocks, stored: args.read::<u8>(0), inputs })
             }
-            Storage::ManyBytes => {
-                let by = &ManyBytes(&self.table);
-                vectorize(isa, Work { pick, by, stored: args.read::<u8>(0), inputs })
-            }
-            Storage::Floats => {
-                let by = &Floats(&self.table);
-                vectorize(isa, Work { pick, by, stored: args.read::<f32>(0), inputs })
-            }
+            Storage::ManyBytes => self.run_by_table::<u8>(args, pick, inputs),
+            Storage::Integers => self.run_by_table::<i16>(args, pick, inputs),
+            Storage::Halves => self.run_by_table::<f16>(args, pick, inputs),
+            Storage::Floats => self.run_by_table::<f32>(args, pick, inputs),
             Storage::Normalized => {
                 let by = &Normalized(&self.blocks);
                 vectorize(isa, Work { pick, by, stored: args.read::<f32>(0), inputs })
             }
         }
+    }
+
+    fn run_by_table<V: StoredValue>(
+        &self,
+        args: &Args<'_>,
+        pick: PickedSamples<'_>,
+        inputs: &mut [f32],
+    ) {
+        let by = &ByTable::<V>::new(&self.table);
+        vectorize(args.isa(), Work { pick, by, stored: args.read::<V>(0), inputs })
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) struct BatchStage {
     image: usize,
     /// Values of one sample.
     values: usize,
-    /// u8 or f32 [capacity · values], as handles on the stream `uploads` and on the env's stream.
+    /// [capacity · values] of the stored type, as handles on the stream `uploads` and on the env's stream.
     slots: [(Tensor, Tensor); 2],
     /// Index of the slot that was filled last.
     turn: usize,
@@ -140,6 +140,8 @@ pub(super) fn env_samples(
     loader: &mut Option<Arc<ImageLoader>>,
 ) -> Result<(EnvSamples, SampleStorage)> {
     let values = match dataset.info().stored {
+        StoredType::I16 => Storage::Integers,
+        StoredType::F16 => Storage::Halves,
         StoredType::F32 => Storage::Floats,
         StoredType::U8 if dataset.shape().channels <= CHANNELS_BLOCKED => Storage::Bytes,
         StoredType::U8 => Storage::ManyBytes,

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use half::f16;
+
 use super::SIDE_MAX;
 use super::input::Input;
 use super::npy::{ElementType, FloatType, IntType, NpyHeader};
@@ -59,6 +61,16 @@ impl Number {
         }
     }
 
+    /// The narrowest type that stores all its values as they are; f32 rounds those of others.
+    fn stored(self) -> StoredType {
+        match self {
+            Self::Int(IntType::U8) => StoredType::U8,
+            Self::Int(IntType { bytes: 1 | 2, signed: true, .. }) => StoredType::I16,
+            Self::Float(FloatType::F16 { .. }) => StoredType::F16,
+            Self::Int(_) | Self::Float(_) => StoredType::F32,
+        }
+    }
+
     /// The value of one element of `self.bytes()` bytes.
     pub(super) fn value(self, element: &[u8]) -> f64 {
         match self {
@@ -89,9 +101,7 @@ impl ArrayForm {
         };
         match (form, number) {
             (Some((len, kind, shape)), Some(number)) if !header.is_fortran => {
-                let is_byte = number == Number::Int(IntType::U8);
-                let stored = if is_byte { StoredType::U8 } else { StoredType::F32 };
-                Ok(Self { len, kind, shape, stored, order, number })
+                Ok(Self { len, kind, shape, stored: number.stored(), order, number })
             }
             (form, number) => {
                 let expected = match order {
@@ -119,7 +129,11 @@ impl ArrayForm {
             form: *self,
             done: 0,
             read: vec![0; values * self.number.bytes()],
-            values: if self.stored == StoredType::F32 { vec![0.0; values] } else { vec![] },
+            values: if self.stored == StoredType::U8 {
+                vec![]
+            } else {
+                vec![0; values * self.stored.size()]
+            },
             bytes: vec![0; self.moves_axes() as usize * self.shape.numel()],
         }
     }
@@ -203,8 +217,8 @@ pub(super) struct SampleReader<'a> {
     done: usize,
     /// A chunk as it is in the file.
     read: Vec<u8>,
-    /// A chunk of floats; empty for bytes.
-    values: Vec<f32>,
+    /// A chunk as it is stored; empty for bytes.
+    values: Vec<u8>,
     /// One sample of bytes whose axes are moved, else empty.
     bytes: Vec<u8>,
 }
@@ -236,23 +250,29 @@ impl SampleReader<'_> {
             self.done += count;
             return Ok(read);
         }
-        let values = &mut self.values[..count * size];
-        let samples = read.chunks_exact(size * element).zip(values.chunks_exact_mut(size));
+        let width = stored.size();
+        let values = &mut self.values[..count * size * width];
+        let samples = read.chunks_exact(size * element).zip(values.chunks_exact_mut(size * width));
         for (n, (from, to)) in samples.enumerate() {
             for (i, element) in from.chunks_exact(element).enumerate() {
                 let value = number.value(element);
-                let stored = value as f32;
-                if !stored.is_finite() {
+                if !(value as f32).is_finite() {
                     let what = format!("value {i} of sample {} of `{}`", self.done + n, self.name);
                     let expected = "a finite number of at most 3.4e38";
                     return Err(Mismatch::new(what, expected, value.to_string())
                         .remedy("leave the sample out, or replace the value")
                         .in_layout(input.path()));
                 }
-                to[place(i)] = stored;
+                let to = &mut to[place(i) * width..][..width];
+                match stored {
+                    // Both conversions are exact: the file has values of the stored type.
+                    StoredType::I16 => to.copy_from_slice(&(value as i16).to_ne_bytes()),
+                    StoredType::F16 => to.copy_from_slice(&f16::from_f64(value).to_ne_bytes()),
+                    _ => to.copy_from_slice(&(value as f32).to_ne_bytes()),
+                }
             }
         }
         self.done += count;
-        Ok(bytemuck::cast_slice(values))
+        Ok(values)
     }
 }

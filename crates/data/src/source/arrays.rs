@@ -136,6 +136,10 @@ impl ArraysReader {
             return Err(array_targets::missing_targets(path));
         }
         let targets = ArrayTargets::read(&*file, target_names, &forms)?;
+        // Values of another type in each split are stored as f32.
+        if forms.iter().any(|form| form.stored != forms[0].stored) {
+            forms.iter_mut().for_each(|form| form.stored = form.stored.of_inputs());
+        }
         // The next errors are about an array that is opened again for the path in the error.
         let train = forms[0];
         if let Some(test) = forms.get(1).filter(|test| !test.is_alike(&train)) {
@@ -289,12 +293,14 @@ impl Reader for ArraysReader {
         let targets = &self.targets[split as usize];
         let name = self.samples.names[split as usize];
         self.file.visit(name, &mut |header, input| {
-            let form = ArrayForm::of(name, self.samples.order, header, input)?;
+            let mut form = ArrayForm::of(name, self.samples.order, header, input)?;
             let Layout { shape, stored, .. } = self.layout;
-            if (form.len, form.shape, form.stored) != (targets.len(), shape, stored) {
+            let as_before = form.stored == stored || form.stored.of_inputs() == stored;
+            if (form.len, form.shape) != (targets.len(), shape) || !as_before {
                 let got = form.to_string();
                 return Err(damaged(input.path(), 0, "the shape", "the same as before", got));
             }
+            form.stored = stored;
             let mut samples = form.reader(name, self.layout.chunk_samples().min(targets.len()));
             for targets in targets.chunks(self.layout.chunk_samples()) {
                 sink(samples.next(targets.len(), input)?, targets)?;

@@ -14,6 +14,7 @@ use crate::common::{
     own_samples_are_those_of_all, rest_of,
 };
 use crate::gather::{Case, any_case};
+use crate::stored_types::{are_those_of_f32, halves, integers};
 use crate::target_batches::any_target_case;
 
 fn open(id: DeviceId) -> Device {
@@ -28,6 +29,14 @@ fn on(id: DeviceId, config: &GatherConfig) -> GatherConfig {
 
 /// An image as bits, and its label.
 type Bits = (Vec<u32>, u32);
+
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn batches_of_16_bit_samples_on_a_gpu_are_those_of_f32() {
+    let device = open(DeviceId::Cuda(0));
+    are_those_of_f32(&device, integers);
+    are_those_of_f32(&device, halves);
+}
 
 /// Batches as bits, which distinguish −0 from 0.
 fn bits(batches: Vec<Vec<Image>>) -> Vec<Vec<Bits>> {

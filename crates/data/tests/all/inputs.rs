@@ -5,11 +5,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use half::f16;
 use meristem_data::{
     Augment, Dataset, DatasetFiles, DatasetInfo, DatasetSpec, Error, GatherBatches, GatherConfig,
-    InputKind, Residency, SampleShape, Source, Split, StoredType, cache, verify,
+    InputKind, Residency, SampleShape, Source, Split, StoredType, StoredValue, cache, verify,
 };
-use meristem_device::DeviceId;
+use meristem_device::{DeviceId, Tensor};
 
 use crate::common::files::spec_of;
 use crate::common::{Image, cpu, epoch_of};
@@ -57,27 +58,39 @@ pub(crate) fn info_of(spec: &DatasetSpec) -> DatasetInfo {
     DatasetFiles::open(spec).unwrap().info().unwrap()
 }
 
-/// The stored training values.
-fn stored(spec: &DatasetSpec) -> Vec<f32> {
+/// The stored training values, and the checksum of the dataset.
+fn stored(spec: &DatasetSpec) -> (Vec<f32>, u32) {
     let data = cache::load(&cpu(2), spec, Split::Train, Residency::Resident).unwrap();
-    data.resident().unwrap().to_vec::<f32>().unwrap()
+    let samples = data.resident().unwrap();
+    let values = match data.info().stored {
+        StoredType::U8 => of_type::<u8>(samples),
+        StoredType::I16 => of_type::<i16>(samples),
+        StoredType::F16 => of_type::<f16>(samples),
+        StoredType::F32 => of_type::<f32>(samples),
+    };
+    (values, data.checksum().unwrap())
 }
 
-/// Every type of number gives the same f32; the axes of signals and images are moved to the end.
+fn of_type<V: StoredValue>(samples: &Tensor) -> Vec<f32> {
+    samples.to_vec::<V>().unwrap().into_iter().map(V::value).collect()
+}
+
+/// Every type of number gives the same values, checksum and constants; the axes of signals and
+/// images are moved to the end.
 #[test]
 fn every_number_type_and_shape_is_read() {
     let numbers: Vec<i64> = (0..24).map(|i| i * 5 - 50).collect();
     let bytes = |each: &dyn Fn(i64) -> Vec<u8>| numbers.iter().flat_map(|n| each(*n)).collect();
-    let types: [(&'static str, Vec<u8>); 9] = [
-        ("|i1", bytes(&|n| vec![n as i8 as u8])),
-        ("<i2", bytes(&|n| (n as i16).to_le_bytes().to_vec())),
-        (">i2", bytes(&|n| (n as i16).to_be_bytes().to_vec())),
-        ("<i8", bytes(&|n| n.to_le_bytes().to_vec())),
-        ("<f4", bytes(&|n| (n as f32).to_le_bytes().to_vec())),
-        (">f4", bytes(&|n| (n as f32).to_be_bytes().to_vec())),
-        ("<f8", bytes(&|n| (n as f64).to_le_bytes().to_vec())),
-        ("<f2", bytes(&|n| half(n).to_le_bytes().to_vec())),
-        (">f2", bytes(&|n| half(n).to_be_bytes().to_vec())),
+    let types: [(&'static str, StoredType, Vec<u8>); 9] = [
+        ("<f4", StoredType::F32, bytes(&|n| (n as f32).to_le_bytes().to_vec())),
+        (">f4", StoredType::F32, bytes(&|n| (n as f32).to_be_bytes().to_vec())),
+        ("|i1", StoredType::I16, bytes(&|n| vec![n as i8 as u8])),
+        ("<i2", StoredType::I16, bytes(&|n| (n as i16).to_le_bytes().to_vec())),
+        (">i2", StoredType::I16, bytes(&|n| (n as i16).to_be_bytes().to_vec())),
+        ("<i8", StoredType::F32, bytes(&|n| n.to_le_bytes().to_vec())),
+        ("<f8", StoredType::F32, bytes(&|n| (n as f64).to_le_bytes().to_vec())),
+        ("<f2", StoredType::F16, bytes(&|n| half(n).to_le_bytes().to_vec())),
+        (">f2", StoredType::F16, bytes(&|n| half(n).to_be_bytes().to_vec())),
     ];
     let forms: [(&[usize], InputKind, [usize; 3]); 4] = [
         (&[2, 12], InputKind::Vector, [12, 1, 1]),
@@ -96,15 +109,19 @@ fn every_number_type_and_shape_is_read() {
             (0..12).map(move |i| numbers[sample * 12 + place(i)] as f32)
         };
         let expected: Vec<f32> = (0..2).flat_map(moved).collect();
-        for (dtype, bytes) in &types {
+        let mut first = None;
+        for (dtype, stored_as, bytes) in &types {
             let folder = tempfile::tempdir().unwrap();
             let inputs = Named("train_inputs", dtype, shape.to_vec(), bytes.clone());
             let path = write_npz(folder.path(), &[inputs, labels("train_labels", &[1, 0])]);
             let spec = spec_of(Source::Arrays, &path);
             let info = info_of(&spec);
             let shape = SampleShape { channels, height, width };
-            assert_eq!((info.kind, info.stored, info.shape()), (kind, StoredType::F32, shape));
-            assert_eq!(stored(&spec), expected, "{dtype} {shape:?}");
+            assert_eq!((info.kind, info.stored, info.shape()), (kind, *stored_as, shape));
+            let (values, checksum) = stored(&spec);
+            assert_eq!(values, expected, "{dtype} {shape:?}");
+            let derived = (checksum, info.mean, info.std);
+            assert_eq!(*first.get_or_insert(derived.clone()), derived, "{dtype}");
         }
     }
 }
@@ -219,7 +236,7 @@ fn augmentation_of_other_samples_is_refused() {
         let shape = SampleShape { channels: 3, height: 1, width };
         let values = vec![0.5; 2 * shape.numel()];
         let data =
-            Dataset::from_floats(&device, kind, shape, &values, &[0, 1], classes.clone()).unwrap();
+            Dataset::from_values(&device, kind, shape, &values, &[0, 1], classes.clone()).unwrap();
         let config = GatherConfig { augment: Augment::STANDARD, ..on_cpu(1) };
         let error = GatherBatches::new(&config, &[data], &[device.stream("s")]).unwrap_err();
         let text = error.to_string();
@@ -227,7 +244,7 @@ fn augmentation_of_other_samples_is_refused() {
     }
     let shape = SampleShape { channels: 2, height: 1, width: 1 };
     let from = |kind, shape, values: &[f32]| {
-        Dataset::from_floats(&device, kind, shape, values, &[0, 1], classes.clone())
+        Dataset::from_values(&device, kind, shape, values, &[0, 1], classes.clone())
             .unwrap_err()
             .to_string()
     };

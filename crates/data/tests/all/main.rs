@@ -14,6 +14,7 @@ mod parts;
 mod refusals;
 mod ring;
 mod sources;
+mod stored_types;
 mod tables;
 mod target_batches;
 mod targets;

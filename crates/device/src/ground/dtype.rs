@@ -11,8 +11,12 @@ pub enum DType {
     F64,
     /// 16-bit float with the exponent of an f32.
     BF16,
+    /// 16-bit float of IEEE 754.
+    F16,
     /// Byte.
     U8,
+    /// 16-bit signed integer.
+    I16,
     /// 32-bit unsigned integer.
     U32,
     /// 64-bit signed integer.
@@ -24,7 +28,7 @@ impl DType {
     pub fn size(self) -> usize {
         match self {
             DType::U8 => 1,
-            DType::BF16 => 2,
+            DType::BF16 | DType::F16 | DType::I16 => 2,
             DType::F32 | DType::U32 => 4,
             DType::F64 | DType::I64 => 8,
         }
@@ -37,7 +41,9 @@ impl fmt::Display for DType {
             DType::F32 => "f32",
             DType::F64 => "f64",
             DType::BF16 => "bf16",
+            DType::F16 => "f16",
             DType::U8 => "u8",
+            DType::I16 => "i16",
             DType::U32 => "u32",
             DType::I64 => "i64",
         })
@@ -63,7 +69,8 @@ macro_rules! element {
         }
     )*};
 }
-element!(f32 => F32, f64 => F64, half::bf16 => BF16, u8 => U8, u32 => U32, i64 => I64);
+element!(f32 => F32, f64 => F64, half::bf16 => BF16, half::f16 => F16);
+element!(u8 => U8, i16 => I16, u32 => U32, i64 => I64);
 
 #[cfg(test)]
 mod tests {
@@ -78,7 +85,9 @@ mod tests {
         size_matches::<f32>();
         size_matches::<f64>();
         size_matches::<half::bf16>();
+        size_matches::<half::f16>();
         size_matches::<u8>();
+        size_matches::<i16>();
         size_matches::<u32>();
         size_matches::<i64>();
     }

@@ -71,8 +71,13 @@ fn info(arguments: &InfoArguments) -> Outcome {
         },
     );
     plain::out(&format!("{:<9} {shape}{axes}", kind.plural()));
-    if stored == StoredType::F32 {
-        plain::out("stored    as f32");
+    if let Some(name) = match stored {
+        StoredType::U8 => None,
+        StoredType::I16 => Some("i16"),
+        StoredType::F16 => Some("f16"),
+        StoredType::F32 => Some("f32"),
+    } {
+        plain::out(&format!("stored    as {name}"));
     }
     let test = test_len.map_or("no test split".into(), |n| format!("{} test", thousands(n as u64)));
     plain::out(&format!("samples   {} training, {test}", thousands(train_len as u64)));
@@ -95,7 +100,7 @@ fn info(arguments: &InfoArguments) -> Outcome {
     let (of, unit) = match stored {
         StoredType::U8 if kind == InputKind::Image => ("images,", "  with pixels in 0 to 1)"),
         StoredType::U8 => ("samples,", "  with bytes as 0 to 1)"),
-        StoredType::F32 => ("samples)", ""),
+        StoredType::I16 | StoredType::F16 | StoredType::F32 => ("samples)", ""),
     };
     plain::out(&format!("mean      {data_mean} (per {per} of these training {of}"));
     plain::out(&format!("std       {data_std}{unit}"));

@@ -110,7 +110,9 @@ impl Array {
             DType::F32 => DataType::float(32),
             DType::F64 => DataType::float(64),
             DType::BF16 => DataType::BF16,
+            DType::F16 => DataType::float(16),
             DType::U8 => DataType::uint(8),
+            DType::I16 => DataType::int(16),
             // Labels and counts fit into i32. Few libraries support unsigned integers.
             DType::U32 => DataType::int(32),
             DType::I64 => DataType::int(64),

@@ -143,7 +143,7 @@ impl Setup {
         let own = init.map(|weights| weights.normalization(info.channels));
         let own = own.collect::<Result<Vec<_>>>()?;
         let other_normalization = own.into_iter().flatten().find(|own| *own != normalization);
-        let form = InputForm { kind: info.kind, stored: info.stored };
+        let form = InputForm { kind: info.kind, stored: info.stored.of_inputs() };
         let outputs = OutputForm { task: task.kind, scale: task.targets.clone() };
         let (classes, table) = (info.classes.clone(), info.table.clone());
         let interface = Interface { form, normalization, classes, outputs, table };

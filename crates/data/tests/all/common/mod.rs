@@ -65,7 +65,7 @@ impl Toy {
         let shape = self.shape();
         let dataset = if self.floats {
             let values: Vec<f32> = images.iter().map(|byte| self.stored(*byte)).collect();
-            Dataset::from_floats(&device, InputKind::Image, shape, &values, &labels, classes)
+            Dataset::from_values(&device, InputKind::Image, shape, &values, &labels, classes)
         } else {
             Dataset::from_slices(&device, shape, &images, &labels, classes)
         };
