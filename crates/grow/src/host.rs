@@ -261,7 +261,7 @@ impl Host {
     /// Names of the parameters of the host and of all modules that may grow in its slots.
     ///
     /// # Errors
-    /// [`crate::BlueprintError`] for a blueprint that does not fit one of the slots.
+    /// As [`Self::graph`].
     pub fn possible_parameters(&self) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         let mut add = |slots: &[Slot]| {
@@ -272,7 +272,8 @@ impl Host {
         add(&self.slots)?;
         for blueprint in 0..self.blueprints.len() {
             let mut slots = self.slots.clone();
-            for slot in &mut slots {
+            let fitting = slots.iter_mut().zip(&self.fits).filter(|(_, fits)| fits[blueprint]);
+            for (slot, _) in fitting {
                 (slot.stage, slot.module) = (Stage::Fossilized, Some(self.gated(blueprint)?));
             }
             add(&slots)?;

@@ -232,6 +232,9 @@ fn a_blueprint_that_cannot_learn_in_a_slot_is_illegal_there() {
         let misfits = LifecycleError::DoesNotFit { slot, blueprint };
         assert_eq!(host.check_germinate(0, index), Err(misfits));
     }
+    // Parameters of blueprints that fit no slot are not possible.
+    let [own, grown] = [&host, &images].map(|host| host.possible_parameters().unwrap());
+    assert!(own.is_subset(&grown) && own.len() < grown.len(), "{own:?}");
 }
 
 #[test]

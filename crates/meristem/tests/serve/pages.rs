@@ -76,7 +76,12 @@ fn complete_runs_have_pages_and_json() {
     assert_eq!(value["overview"]["state"], "complete");
     assert_eq!(value["envs"]["1"]["control_accuracy"].as_array().unwrap().len(), 6, "{value}");
     assert_eq!(value["envs"]["0"]["slots"][0]["slot"], "r0c1", "{value}");
-    assert_eq!(server.json("/api/")["runs"].as_array().unwrap().len(), 2);
+    let runs = server.json("/api/")["runs"].clone();
+    assert_eq!(runs.as_array().unwrap().len(), 2);
+    let row = runs.as_array().unwrap().iter().find(|run| run["name"] == "a").unwrap();
+    for (key, value) in value["overview"].as_object().unwrap() {
+        assert_eq!(row[key], *value, "{key}");
+    }
     assert_eq!(files(&m.path("runs")), before, "something was written");
 }
 

@@ -113,7 +113,7 @@ impl View {
                 let list = library.list(cancel);
                 let runs = list.rows.iter().map(|row| {
                     let name = encoded(library.name(&row.run));
-                    let mut value = json!(row);
+                    let mut value = score::row(row);
                     value["name"] = name.into();
                     value
                 });
