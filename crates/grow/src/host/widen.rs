@@ -129,7 +129,7 @@ impl Host {
                 let init = init.name();
                 return Err(fail(format!(
                     "a feature has {count} {what} weights; width-init {init} measures at most \
-                     {MEASURED_MAX}; zero and firefly have no limit"
+                     {MEASURED_MAX}; zero, net2wider, variance_transfer and firefly have no limit"
                 )));
             }
         }

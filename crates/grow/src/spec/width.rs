@@ -56,7 +56,10 @@ impl WidenableLayer {
             _ => return Ok(()),
         };
         let init = init.name();
-        Err(format!("width-init {init} needs {needs}; zero, net2wider and firefly suit all layers"))
+        Err(format!(
+            "width-init {init} needs {needs}; zero, net2wider, variance_transfer and firefly suit \
+             all layers"
+        ))
     }
 }
 

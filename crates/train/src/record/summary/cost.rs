@@ -76,8 +76,8 @@ fn process_peak() -> Option<usize> {
 /// Counts of the inner loop per training step. The inner loop gathers and trains one batch of one
 /// env after another. The first epoch of each process is excluded, because it allocates memory that
 /// later epochs reuse; so a run of one step counts nothing. All counts are zero unless there is a
-/// bug, with two exceptions: copies of streamed images to a device, and on CUDA copies of the
-/// addresses that a new graph reads.
+/// bug, with three exceptions: copies of streamed images to a device; on CUDA the addresses of each
+/// batch's samples; and the copies and waits of a loss that the program computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
     /// Number of training steps measured.

@@ -28,7 +28,7 @@ pub struct EnvSummary {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<usize>,
     /// The reason for which its member ended before the last step: `rung`, `median`, `patience`,
-    /// `diverged` or `planned`; omitted if it did not.
+    /// `diverged`, `planned`, `complete` or `stopped`; omitted if it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Recorded<EndReason>>,
     /// Part of the dataset that the env has; omitted if all envs have the same samples.
