@@ -168,8 +168,10 @@ fn capped(m: &Meristem, name: &str, kib: usize) -> crate::common::CommandOutput 
     m.run(&format!("{} --device-memory {kib}KiB --run-dir {name}", larger()))
 }
 
+/// The smallest sufficient limit gives the bits of ample memory. With a little less the run ends, and
+/// resumes with a higher limit and the same bits.
 #[test]
-fn the_smallest_sufficient_limit_gives_the_bits_of_ample_memory() {
+fn a_limit_of_memory_is_sufficient_or_ends_a_run_that_resumes() {
     let m = with_images();
     m.ok(&format!("{} --run-dir ample", larger()));
     let ample = outcome(&m, "ample");
@@ -185,43 +187,34 @@ fn the_smallest_sufficient_limit_gives_the_bits_of_ample_memory() {
     // Search between a limit that is too small, because tensors are larger, and a limit that
     // suffices.
     let (mut low, mut high) = (peak as usize / 2 / 1024, reserved as usize / 1024 + 1);
-    assert_ne!(capped(&m, "low", low).code, Some(0), "{low} KiB are enough");
+    // The largest limit with which a run began and ended early, and its output.
+    let mut ended = None;
     while high - low > high / 32 {
         let middle = (low + high) / 2;
-        match capped(&m, &format!("cap-{middle}"), middle).code {
-            Some(0) => high = middle,
-            _ => low = middle,
+        let said = capped(&m, &format!("cap-{middle}"), middle);
+        match said.code {
+            Some(0) => {
+                high = middle;
+                continue;
+            }
+            Some(1) => ended = Some((middle, said)),
+            Some(2) => {}
+            code => panic!("{code:?} with {middle} KiB: {}", said.stderr),
         }
+        low = middle;
     }
-    assert_eq!(capped(&m, "tight", high).code, Some(0), "{high} KiB");
+    let tight = format!("cap-{high}");
     assert_same(
-        &outcome(&m, "tight"),
+        &outcome(&m, &tight),
         &ample,
         &format!("{high} KiB of {reserved} bytes, {validated:?}"),
     );
     // The limit forces reuse of memory.
-    let reserved_tight = taken("tight", "reserved_peak").unwrap();
+    let reserved_tight = taken(&tight, "reserved_peak").unwrap();
     assert!(reserved_tight <= 1024 * high as u64);
     assert!(reserved_tight < reserved, "{reserved_tight} of {reserved}: nothing had to be reused");
-}
 
-/// A run that runs out of memory ends, and resumes with a higher limit and the same bits.
-#[test]
-fn out_of_memory_lists_memory_by_owner_and_the_run_resumes() {
-    let m = with_images();
-    m.ok(&format!("{} --run-dir ample", larger()));
-    let memory = m.json("ample/summary.json")["memory"].clone();
-    let mut kib = memory["reserved_peak"].as_u64().unwrap() as usize / 1024;
-    // The largest limit with which the run starts but does not complete.
-    let said = loop {
-        kib = kib * 31 / 32;
-        let said = capped(&m, "run", kib);
-        match said.code {
-            Some(0) => fs::remove_dir_all(m.path("run")).unwrap(),
-            Some(1) => break said,
-            code => panic!("{code:?} with {kib} KiB: {}", said.stderr),
-        }
-    };
+    let (kib, said) = ended.expect("a limit below the smallest sufficient one ends the run");
     let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
     let limit = format!("the limit is {}", 1024 * kib);
     for words in [
@@ -234,10 +227,11 @@ fn out_of_memory_lists_memory_by_owner_and_the_run_resumes() {
     ] {
         assert!(flat.contains(words), "`{words}` is not in {}", said.stderr);
     }
-    assert_eq!(m.json("run/summary.json")["status"], "failed");
-    assert!(fs::read_dir(m.path("run/checkpoints")).unwrap().count() > 0);
-    m.ok("train --resume run --quiet --device-memory 64MiB");
-    assert_same(&outcome(&m, "run"), &outcome(&m, "ample"), "with more memory");
+    let run = format!("cap-{kib}");
+    assert_eq!(m.json(&format!("{run}/summary.json"))["status"], "failed");
+    assert!(fs::read_dir(m.path(&format!("{run}/checkpoints"))).unwrap().count() > 0);
+    m.ok(&format!("train --resume {run} --quiet --device-memory 64MiB"));
+    assert_same(&outcome(&m, &run), &ample, "with more memory");
 }
 
 /// A precision that a device does not support is refused before any work, with a remedy.
