@@ -187,7 +187,7 @@ fn widened<V: StoredValue>(stored: &[u8]) -> Vec<u8> {
 }
 
 /// A number that samples can be stored as.
-pub trait StoredValue: Element {
+pub trait StoredValue: Element + fmt::Display {
     /// The corresponding stored type.
     const STORED: StoredType;
 
