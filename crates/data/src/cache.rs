@@ -72,7 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// # Errors
 /// The errors of [`DatasetFiles::open`] and of reading the images, and device errors. A load that
-/// fails leaves nothing in the cache (D9): the next request starts over.
+/// fails leaves nothing in the cache: the next request starts over.
 pub fn load(
     device: &Device,
     spec: &DatasetSpec,

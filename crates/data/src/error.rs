@@ -17,7 +17,7 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
 
-    /// An argument is out of its range (D4).
+    /// An argument is out of its range.
     #[error("{operation}: `{argument}` must be {expected}, got {got}; {remedy}")]
     Argument {
         /// The public operation.
@@ -32,7 +32,7 @@ pub enum Error {
         remedy: String,
     },
 
-    /// `next` was called before the first `start_epoch` (D4).
+    /// `next` was called before the first `start_epoch`.
     #[error("gather: `next` was called before an epoch was started; call `start_epoch` first")]
     EpochNotStarted,
 
@@ -43,7 +43,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// A partial last batch has no sample for an env, but has some for a later env (D2). Leaving
+    /// A partial last batch has no sample for an env, but has some for a later env. Leaving
     /// out the empty env would shift every later one.
     #[error(
         "gather: in batch {batch} env {empty_env} on {empty_device} has no sample, but the later \
@@ -125,7 +125,7 @@ pub enum Error {
         remedy: String,
     },
 
-    /// A file has unexpected contents: it is damaged, truncated or mislabelled (D9).
+    /// A file has unexpected contents: it is damaged, truncated or mislabelled.
     #[error("{}: damaged at byte {offset}: {mismatch}", path.display())]
     Damaged {
         /// The file. A member of an archive is `archive.npz/member`.

@@ -26,7 +26,8 @@
 //! ```
 //!
 //! # Modules, in order of dependency
-//! - `error`, [`notes`], [`path_text`]: errors, notes for the user, paths as text;
+//! - `error`, `named`, [`notes`], [`path_text`]: errors, settings with named values, notes for the
+//!   user, paths as text;
 //! - `shape`: shapes and element types of samples;
 //! - `targets`: classes, labels or numbers of samples;
 //! - `source`: files of each kind of dataset, checked and decoded;
@@ -49,6 +50,7 @@ mod dataset;
 mod error;
 mod gather;
 mod import;
+mod named;
 mod normalization;
 mod shape;
 mod source;

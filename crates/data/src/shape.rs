@@ -24,7 +24,7 @@ impl SampleShape {
         self.channels * self.height * self.width
     }
 
-    /// The shape of n samples in the user's axis order (F1).
+    /// The shape of n samples in the user's axis order.
     pub(crate) fn batch(&self, n: usize) -> [usize; 4] {
         [n, self.channels, self.height, self.width]
     }
@@ -34,7 +34,7 @@ impl SampleShape {
 /// files have no more channels.
 pub(crate) const CHANNELS_BLOCKED: usize = 4;
 
-/// Kinds of sample, by their number of dimensions (D12).
+/// Kinds of sample, by their number of dimensions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum InputKind {
@@ -108,7 +108,7 @@ pub(crate) struct SampleForm {
     pub(crate) stored: StoredType,
 }
 
-/// Types of a stored value (D12).
+/// Types of a stored value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoredType {

@@ -4,6 +4,7 @@ mod arguments;
 mod arrows;
 mod cycles;
 mod documents;
+mod ids;
 mod lints;
 mod overview;
 mod paths;
@@ -38,6 +39,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
         findings.extend(arguments::check(&tree)?);
         findings.extend(cycles::check(&tree)?);
         findings.extend(documents::check(&tree));
+        findings.extend(ids::check(&tree));
         findings.extend(lints::check(&tree)?);
         findings.extend(overview::check(&tree)?);
         findings.extend(phrases::check(&tree)?);

@@ -11,13 +11,16 @@
 //! is a truncation: V of the next observation replaces the rewards to come. Without it the end is a
 //! termination.
 
+mod calls;
 mod config;
+mod domain;
 mod file;
 mod gpu;
 mod group;
 mod inbox;
 mod minibatch;
 mod normalizers;
+mod outputs;
 mod ranks;
 mod rollout;
 mod state;
@@ -31,21 +34,24 @@ use meristem_nn::kernels::sample::SampleStep;
 use meristem_nn::safetensors::Metadata;
 use meristem_nn::{Isa, StateDict};
 
+use self::calls::protocol;
 pub use self::config::PpoConfig;
+pub use self::domain::PolicyDomain;
 pub use self::file::{policy_domain, policy_is_of_sets, policy_seeds, policy_width};
 pub use self::group::PpoGroup;
 use self::inbox::{StepHeader, StepInputs};
 use self::normalizers::Normalizers;
+pub use self::outputs::PolicyOutputs;
+use self::outputs::four_tensors;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
 use self::targets::{ReturnScale, Targets};
 use self::teacher::Teacher;
 pub use self::teacher::TeacherRules;
-use crate::action::{Action, Choices};
+use crate::action::Action;
 use crate::controller::Controller;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::heads::Floors;
-use crate::masks::HEAD_COUNT;
 use crate::observation::observation_len;
 use crate::policy::{ActTensors, Policy, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape};
 use crate::report::RoundReport;
@@ -54,44 +60,6 @@ use crate::state::ControllerState;
 use crate::view::EnvView;
 
 const NAME: &str = "ppo";
-
-/// Names of a policy's slots and blueprints. A policy for one number of slots imports only a file
-/// with as many slots, of any names, and the same blueprints. In a policy for any host the names
-/// are from the hosts with the most slots and the most blueprints.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PolicyDomain {
-    /// Enabled slots in index order.
-    pub slots: Vec<String>,
-    /// Blueprints in index order.
-    pub blueprints: Vec<String>,
-}
-
-impl PolicyDomain {
-    /// The domain of hosts like this one.
-    pub fn from_host(host: &Host) -> Self {
-        Self {
-            slots: host.slots().iter().map(|slot| slot.name.to_string()).collect(),
-            blueprints: host.blueprints().iter().map(|b| b.name.clone()).collect(),
-        }
-    }
-
-    /// The domain of a policy for all of these hosts: the slots and blueprints of the hosts with
-    /// the most of them.
-    pub fn from_hosts<'a>(hosts: impl IntoIterator<Item = &'a Host>) -> Self {
-        hosts.into_iter().map(Self::from_host).fold(Self::default(), Self::with_more)
-    }
-
-    /// The longer list of slots, and the longer list of blueprints.
-    pub fn with_more(self, other: Self) -> Self {
-        let most = |one: Vec<String>, other: Vec<String>| {
-            if other.len() > one.len() { other } else { one }
-        };
-        Self {
-            slots: most(self.slots, other.slots),
-            blueprints: most(self.blueprints, other.blueprints),
-        }
-    }
-}
 
 /// Whether the policy learns, and how it chooses actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,36 +128,6 @@ pub struct Ppo {
     /// The link to the other ranks that learn the same policy.
     ranks: Option<Ranks>,
     outputs: PolicyOutputs,
-}
-
-/// Results of a policy step, env by env.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct PolicyOutputs {
-    /// `[env][head]`.
-    pub choices: Vec<Choices>,
-    /// Log-probabilities of the choices, `[env][head]`; 0 for a head that the op does not use.
-    pub log_probs: Vec<[f32; HEAD_COUNT]>,
-    /// Normalised entropies, `[env][head]`, in [0, 1].
-    pub entropies: Vec<[f32; HEAD_COUNT]>,
-    /// V in units of reward.
-    pub values: Vec<f32>,
-}
-
-impl PolicyOutputs {
-    /// Decodes the words of choices, log-probabilities, entropies and values.
-    fn from_words([choices, log_probs, entropies, values]: &[Vec<u32>; 4]) -> Self {
-        let heads = |words: &[u32]| {
-            let row = words.chunks_exact(HEAD_COUNT);
-            row.map(|row| std::array::from_fn(|head| f32::from_bits(row[head]))).collect()
-        };
-        let choices = choices.chunks_exact(HEAD_COUNT);
-        Self {
-            choices: choices.map(|row| std::array::from_fn(|head| row[head] as usize)).collect(),
-            log_probs: heads(log_probs),
-            entropies: heads(entropies),
-            values: values.iter().map(|word| f32::from_bits(*word)).collect(),
-        }
-    }
 }
 
 impl Ppo {
@@ -326,7 +264,7 @@ impl Ppo {
     /// and blueprints if the policy serves any. One read-back.
     ///
     /// # Errors
-    /// [`Error::Protocol`] within a round; a failed device.
+    /// [`Error::Protocol`](crate::Error::Protocol) within a round; a failed device.
     pub fn save_learned(&self) -> Result<ControllerState> {
         match self.step {
             0 => state::save_learned(self),
@@ -338,9 +276,9 @@ impl Ppo {
     /// are; those of a new policy are 0. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Policy`] for metadata that are damaged or of another version, another form of the
-    /// observations, another width, weights that do not fit, and, with [`PolicyForm::Vector`],
-    /// another number of slots or other blueprints.
+    /// [`Error::Policy`](crate::Error::Policy) for metadata that are damaged or of another version,
+    /// another form of the observations, another width, weights that do not fit, and, with
+    /// [`PolicyForm::Vector`], another number of slots or other blueprints.
     pub fn import(&mut self, weights: &StateDict, metadata: &Metadata) -> Result<()> {
         file::import(self, weights, metadata)
     }
@@ -425,60 +363,6 @@ impl Ppo {
         };
         Ok(self.policy.act(&inputs, &acting, &self.next_state)?)
     }
-
-    /// Checks that the views list this rank's envs in order, and that the hosts fit the policy.
-    fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
-        let RolloutShape { envs, steps, .. } = *self.rollout.shape();
-        let PolicyShape { form, slots, blueprints, .. } = *self.policy.shape();
-        let fits = |(index, view): (usize, &EnvView<'_>)| {
-            let has =
-                [(view.host.slots().len(), slots), (view.host.blueprints().len(), blueprints)];
-            let fits = |(has, most): &(usize, usize)| match form {
-                PolicyForm::Vector => has == most,
-                PolicyForm::Set { .. } => has <= most,
-            };
-            view.env == self.first_env + index && has.iter().all(fits)
-        };
-        if views.len() != envs || !views.iter().enumerate().all(fits) {
-            let at_most = if form == PolicyForm::Vector { "" } else { "at most " };
-            let expected = format!(
-                "{envs} envs in order, {at_most}{slots} slots, {at_most}{blueprints} blueprints"
-            );
-            let of = |view: &EnvView<'_>| {
-                (view.env, view.host.slots().len(), view.host.blueprints().len())
-            };
-            let got: Vec<_> = views.iter().map(of).collect();
-            return Err(protocol(expected, format!("(env, slots, blueprints) {got:?}")));
-        }
-        if self.learning == Learning::On && self.step > steps {
-            return Err(protocol(format!("at most {steps} steps"), self.step.to_string()));
-        }
-        Ok(())
-    }
-
-    /// Checks the order of calls: the rewards of the last decision must be missing if
-    /// `rewards_missing` is true, and must have been received if it is false.
-    fn check_rewards_missing(&self, rewards_missing: bool) -> Result<()> {
-        if self.learning != Learning::On || self.rewards_missing == rewards_missing {
-            return Ok(());
-        }
-        let [expected, got] = if rewards_missing {
-            ["a decision before rewards", "rewards"]
-        } else {
-            ["the rewards of the last step", "another call"]
-        };
-        Err(protocol(expected.into(), got.into()))
-    }
-}
-
-/// The words of the four tensors that one policy step reads back.
-fn four_tensors(words: impl IntoIterator<Item = Vec<u32>>) -> [Vec<u32>; 4] {
-    let mut words = words.into_iter();
-    std::array::from_fn(|_| words.next().unwrap_or_default())
-}
-
-fn protocol(expected: String, got: String) -> Error {
-    Error::Protocol { controller: NAME, expected, got }
 }
 
 impl Controller for Ppo {

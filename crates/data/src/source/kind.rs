@@ -11,7 +11,7 @@ use super::generated::Generated;
 use super::table_rules::TableOptions;
 use crate::error::{Error, Result};
 
-/// Kinds of dataset (D9).
+/// Kinds of dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Source {

@@ -49,7 +49,7 @@ use table_rules::TableRules;
 
 /// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
 /// image, if that is larger). At most four such pieces exist at once: as read, as decoded, as
-/// converted to f32, and as staged (D1).
+/// converted to f32, and as staged.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest side of an image, in pixels: bounds the allocation for one image.
@@ -452,7 +452,7 @@ impl fmt::Debug for DatasetFiles {
     }
 }
 
-/// The canonical root, as in the cache's keys (D1); `None` for a source without files.
+/// The canonical root, as in the cache's keys; `None` for a source without files.
 pub(crate) fn canonical_root(spec: &DatasetSpec) -> Result<Option<PathBuf>> {
     let source = spec.source;
     if !source.has_files() {

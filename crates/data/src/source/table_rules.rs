@@ -3,12 +3,12 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{Hash, Hasher};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::named::named;
 use crate::notes;
 use crate::targets::OUTPUTS_MAX;
 
@@ -30,35 +30,10 @@ pub enum MissingValues {
     Fill,
 }
 
-impl MissingValues {
-    /// Both treatments, with their names in configuration.
-    pub const NAMES: [(&'static str, Self); 2] = [("refuse", Self::Refuse), ("fill", Self::Fill)];
-
-    /// The name in configuration.
-    pub fn name(self) -> &'static str {
-        Self::NAMES[self as usize].0
-    }
-}
-
-impl fmt::Display for MissingValues {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for MissingValues {
-    type Err = Error;
-
-    fn from_str(name: &str) -> Result<Self> {
-        let known = Self::NAMES.iter().find(|(known, _)| *known == name);
-        known.map(|(_, missing)| *missing).ok_or_else(|| Error::Argument {
-            operation: "table",
-            argument: "missing",
-            expected: Self::NAMES.map(|(name, _)| name).join(" or "),
-            got: format!("`{name}`"),
-            remedy: "`fill` fills missing values of features".into(),
-        })
-    }
+named! {
+    MissingValues, "missing" of "table":
+    "refuse" => Refuse, "fill" => Fill;
+    "`fill` fills missing values of features"
 }
 
 /// Options of [`Source::Table`](crate::Source::Table); other sources ignore them.

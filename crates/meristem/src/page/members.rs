@@ -5,7 +5,7 @@ use meristem::export::drawing::inline_svg;
 use std::collections::BTreeSet;
 
 use meristem::train::EndReason;
-use meristem::train::reading::{MemberHistory, MembersHistory, Run};
+use meristem::train::reading::{MemberHistory, MembersHistory, Run, RunState};
 use meristem::train::statistics::{Spread, explained_share, groups};
 
 use super::chart;
@@ -66,23 +66,33 @@ fn table(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
     let mut rows =
         vec![["member", "settings", &score, "steps", "state"].map(String::from).to_vec()];
     rows.extend(ranked.iter().take(ROWS_MAX).map(|(number, member)| {
-        let state = match (&member.ended, member.copied) {
-            (Some((_, reason)), _) => format!("ended: {reason}"),
-            (None, Some((from, step))) => {
-                format!("copy of {from} after step {}", step.saturating_add(1))
-            }
-            (None, None) => "in training".into(),
-        };
         vec![
             number.to_string(),
             member.settings.clone(),
             score::value(kind, member.score()),
             member.steps().map_or("–".into(), |steps| steps.to_string()),
-            state,
+            state(run.overview.state, member),
         ]
     }));
     let (trained, count) = (run.history.members.trained(), ranked.len());
-    Html::table(&format!("Members; {trained} of {count} have not ended"), &rows)
+    let reached = match run.overview.state {
+        RunState::Complete => "made all steps",
+        _ => "have not ended",
+    };
+    Html::table(&format!("Members; {trained} of {count} {reached}"), &rows)
+}
+
+/// State of a member in words: its end, the origin of its weights, or else the state of its run.
+fn state(run: RunState, member: &MemberHistory) -> String {
+    match (&member.ended, member.copied, member.begun) {
+        (Some((_, reason)), ..) => format!("ended: {reason}"),
+        (None, Some((from, step)), _) => {
+            format!("copy of {from} after step {}", step.saturating_add(1))
+        }
+        (None, None, None) => "not begun".into(),
+        (None, None, Some(_)) if run == RunState::Running => "in training".into(),
+        (None, None, Some(_)) => run.name().into(),
+    }
 }
 
 /// Table of the members that differ only by their seed as one row each, best first: the last

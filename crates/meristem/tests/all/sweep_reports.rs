@@ -69,6 +69,9 @@ fn a_report_shows_what_settings_did_and_who_ended() {
         assert!(page.contains(words), "{words}");
     }
     assert!(!page.contains("Lineage"));
+    // The run is complete, so no member is in training.
+    assert!(page.contains("Members; 4 of 18 made all steps"));
+    assert!(page.contains("<td>complete</td>") && !page.contains("in training"));
     // A line for each member across four axes of settings and one of scores.
     let drawing = page.split("in parallel coordinates</title>").nth(1).unwrap();
     let drawing = drawing.split("</svg>").next().unwrap();

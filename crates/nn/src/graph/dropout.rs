@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use meristem_device::random::{Purpose, Rng};
 
-use super::{BlendOperands, Graph, NodeId, NodeOp};
+use super::{Graph, NodeId, NodeOp};
 use crate::error::{Error, Result};
 use crate::name_key::name_key;
 
@@ -90,37 +90,5 @@ impl Graph {
             layer.rate = rate;
         }
         Ok(self)
-    }
-}
-
-impl NodeOp {
-    /// Visits the nodes that the operation reads.
-    fn for_each_input(&mut self, mut visit: impl FnMut(&mut NodeId)) {
-        match self {
-            NodeOp::Input(_) | NodeOp::Indices(_) | NodeOp::State(_) => {}
-            NodeOp::Concat(parts) => parts.iter_mut().for_each(visit),
-            NodeOp::Lstm { x, keep, state, .. } => [x, keep, state].into_iter().for_each(visit),
-            NodeOp::Embedding { x, .. }
-            | NodeOp::Conv2d { x, .. }
-            | NodeOp::BatchNorm { x, .. }
-            | NodeOp::GroupNorm { x, .. }
-            | NodeOp::LayerNorm { x, .. }
-            | NodeOp::RmsNorm { x, .. }
-            | NodeOp::MaxPool2d { x, .. }
-            | NodeOp::AvgPool2d { x, .. }
-            | NodeOp::Activation(_, x)
-            | NodeOp::Dropout { x, .. }
-            | NodeOp::GlobalAvgPool(x)
-            | NodeOp::Flatten(x)
-            | NodeOp::Detach(x) => visit(x),
-            NodeOp::Add(a, b)
-            | NodeOp::Multiply(a, b)
-            | NodeOp::ScaleChannels { x: a, scale: b, .. }
-            | NodeOp::TanhMix { x: a, y: b, .. }
-            | NodeOp::StraightThrough { host: a, module: b } => [a, b].into_iter().for_each(visit),
-            NodeOp::Blend { inputs: BlendOperands { host, module, input, gate }, .. } => {
-                [host, module, input].into_iter().chain(gate).for_each(visit);
-            }
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Layers over sequences and indices.
 
-use super::{Dims, GraphBuilder, Init, NodeId, NodeOp, ParamId, ParamKind};
+use super::{Dims, GraphBuilder, Init, LstmParams, NodeId, NodeOp, ParamKind};
 use crate::error::{Error, Result};
 
 /// Inputs of an LSTM.
@@ -12,19 +12,6 @@ pub struct LstmNodes {
     pub keep: NodeId,
     /// State before the first step, of [`GraphBuilder::lstm_state`].
     pub state: NodeId,
-}
-
-/// Parameters of an LSTM, under PyTorch's names. Gates are in the order i, f, g, o.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LstmParams {
-    /// `weight_ih_l0` `[4·hidden, in]`.
-    pub weight_ih: ParamId,
-    /// `weight_hh_l0` `[4·hidden, hidden]`.
-    pub weight_hh: ParamId,
-    /// `bias_ih_l0` `[4·hidden]`.
-    pub bias_ih: ParamId,
-    /// `bias_hh_l0` `[4·hidden]`.
-    pub bias_hh: ParamId,
 }
 
 impl GraphBuilder {

@@ -17,7 +17,7 @@ isa_kernels! {
     /// Cross-entropy of `logits` `[N][classes]` with `targets` `[N]`, shifted by the largest logit
     /// so that nothing overflows. `dlogits`, if wanted, is overwritten with the gradient of the
     /// batch *mean*: `(softmax − onehot)/N`; `losses`, if wanted, with each sample's loss. A target
-    /// out of range panics: labels are checked when a dataset is loaded (D9).
+    /// out of range panics: labels are checked when a dataset is loaded.
     pub fn softmax_cross_entropy(isa: Isa, classes: usize, logits: &[f32], targets: &[u32],
                                  dlogits: &mut [f32], losses: &mut [f32]) -> LossSums {
         let mut sums = LossSums::default();

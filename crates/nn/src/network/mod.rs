@@ -349,7 +349,7 @@ impl Network {
     }
 
     /// The accumulated metrics, as f64 on the device. [`Metrics::parse`](crate::Metrics::parse)
-    /// parses them after a read-back, which may include many networks (H1).
+    /// parses them after a read-back, which may include many networks.
     pub fn metrics(&self) -> &Tensor {
         &self.metrics
     }

@@ -82,7 +82,7 @@ impl Network {
     /// Evaluates a batch with all of these rows of the alphas in one launch: loss and score of each
     /// are added to its row of the metrics, equal bit for bit to one [`Network::eval_step`] a row.
     /// Layers before the first slot in which rows differ are computed once, and a module only for
-    /// rows in which its alpha is not 0 (C1 to C3). The first batch of a new size, or after the
+    /// rows in which its alpha is not 0. The first batch of a new size, or after the
     /// alphas got another pattern of zeros and equal values, compiles a plan. Tensors as for
     /// [`Network::train_step`]. Waits for nothing.
     ///
@@ -281,7 +281,7 @@ impl Network {
         self.arena.make_room(&self.stream, plan.arena_len())
     }
 
-    /// Checks a batch of images, or of vectors if the graph takes vectors; returns its size (V1).
+    /// Checks a batch of images, or of vectors if the graph takes vectors; returns its size.
     pub(super) fn check_inputs(&self, operation: &'static str, inputs: &Tensor) -> Result<usize> {
         let d = self.graph().input_dims();
         let batch = Extent::Between(1, self.options.batch_max);
@@ -295,7 +295,7 @@ impl Network {
         Ok(inputs.dims().first().copied().unwrap_or(0))
     }
 
-    /// Checks a labelled batch; returns its size (V1).
+    /// Checks a labelled batch; returns its size.
     pub(super) fn check_batch(
         &self,
         operation: &'static str,

@@ -433,7 +433,7 @@ fn missing(operation: &'static str) -> Error {
     Error::argument(operation, "gradient", expected, "none")
 }
 
-/// Checks stream, element type and shape; one column may be left out of the shape (V1).
+/// Checks stream, element type and shape; one column may be left out of the shape.
 fn check(
     stream: &Stream,
     (operation, name): (&'static str, &'static str),

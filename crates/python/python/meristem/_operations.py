@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from . import nn as layers
-from .network import EPS
+from ._forward import EPS
 from .nn import Layer
 
 #: Momentum of the running statistics of batch norm.

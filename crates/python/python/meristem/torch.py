@@ -12,21 +12,12 @@ from torch.nn import functional
 
 from . import _meristem, network
 from ._arguments import refused, sequence
+from ._forward import EPS, Size, forward, pair
 from ._nesting import nested
 from ._trace import copied, refusal, traced
 from .errors import SettingError, WeightsError
 from .hosts import Host
-from .network import (
-    EPS,
-    Size,
-    as_images,
-    forward,
-    input_kind,
-    normalization,
-    pair,
-    read,
-    topology_of,
-)
+from .network import as_images, input_kind, normalization, read, topology_of
 from .weights import Weights
 
 #: Suffixes of tensors that are buffers, not parameters.

@@ -1,47 +1,8 @@
 //! Settings that have no effect beside others.
 
-use super::table::TrainConfig;
+use super::declare::Setting;
+use super::table::{TrainConfig, setting};
 use super::types::ControllerKind;
-
-/// Settings of growth, which an env without a controller has no use for.
-const OF_GROWTH: [&str; 9] = [
-    "max_modules",
-    "max_parameters",
-    "max_macs",
-    "birth",
-    "width_init",
-    "growth_lr",
-    "growth_momentum",
-    "min_training_steps",
-    "min_contribution",
-];
-
-/// Settings of the heuristic.
-const OF_HEURISTIC: [&str; 12] = [
-    "plateau_steps",
-    "plateau_gain",
-    "parameters_per_image",
-    "max_gap",
-    "tempo",
-    "widen_by",
-    "widen_pause",
-    "widen_up_to",
-    "widen_trigger",
-    "widen_place",
-    "widen_orthogonality",
-    "keep_modules",
-];
-
-/// Settings of wider layers.
-const OF_WIDTH: [&str; 7] = [
-    "width_init",
-    "growth_momentum",
-    "widen_pause",
-    "widen_up_to",
-    "widen_trigger",
-    "widen_place",
-    "widen_orthogonality",
-];
 
 /// A setting of members on which no result of theirs depends.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,14 +45,14 @@ impl TrainConfig {
             ControllerKind::Fixed(_) | ControllerKind::External => true,
             _ => false,
         };
-        let of_growth = OF_GROWTH.contains(&key) || OF_HEURISTIC.contains(&key);
+        let Setting { of_growth, of_heuristic, of_width, .. } = *setting(key);
         let reason = if of_growth && *controller == ControllerKind::None {
             "nothing grows with controller none".into()
-        } else if OF_HEURISTIC.contains(&key) && !is_heuristic {
+        } else if of_heuristic && !is_heuristic {
             format!("it is a rule of the heuristic, and the controller is {controller}")
-        } else if OF_WIDTH.contains(&key) && is_heuristic && !widens {
+        } else if of_width && is_heuristic && !widens {
             "the heuristic widens no layer with widen-by 0".into()
-        } else if OF_WIDTH.contains(&key) && !widens {
+        } else if of_width && !widens {
             format!("controller {controller} widens no layer")
         } else if key == "widen_orthogonality" && !self.heuristic.needs_orthogonality() {
             "neither widen-trigger nor widen-place is orthogonality".into()

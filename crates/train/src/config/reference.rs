@@ -45,7 +45,8 @@ const COLUMNS: &str = "
 - **Scope**: *result*: results depend on the setting, and a run resumes with the same value. *run*:
   results do not depend on it. *process*: like *run*, and each process of a run may have its own
   value. *resume*: can be changed with `--resume`. *train*: not for `control eval`.
-  *member*: may differ from env to env, see `members`.
+  *member*: may differ from env to env, see `members`. *learner*: also a setting of
+  [learners](learners.md).
 - **Since**: the version of the settings that introduced it. Older run folders use the value in
   brackets, or else the default.
 ";
@@ -99,6 +100,7 @@ fn row(setting: &Setting) -> String {
         (setting.train_only, ", train"),
         (setting.on_resume, ", resume"),
         (setting.of_member, ", member"),
+        (setting.of_learner, ", learner"),
     ];
     let marks: String = marks.iter().filter(|(set, _)| *set).map(|(_, mark)| *mark).collect();
     let default = setting.default.to_string();
@@ -141,11 +143,11 @@ mod tests {
         let of = |key: &str| page.lines().find(|line| line.contains(&format!("`{key}`"))).unwrap();
         assert_eq!(
             of("batch"),
-            "| `batch` | whole number (N), 1 to 65536 | 128 | result, member | 1 | \
+            "| `batch` | whole number (N), 1 to 65536 | 128 | result, member, learner | 1 | \
              Samples in a batch of one env; with --data-parallel, of all ranks together. |"
         );
         assert!(of("steps").contains("if the controller does not learn: 30"), "{}", of("steps"));
-        assert!(of("threads").contains("| process, resume |"), "{}", of("threads"));
+        assert!(of("threads").contains("| process, resume, learner |"), "{}", of("threads"));
         assert!(of("min_contribution").contains("| 0.5, quick 0, full 1 |"));
         assert!(of("run_dir").contains(r"| runs/\<time>-\<name> |"));
         assert!(of("seed").contains("| 42; `control eval`: 1000 |"), "{}", of("seed"));

@@ -13,7 +13,7 @@ use meristem_control::{
 };
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
-use meristem_grow::{Birth, Gates, Rules, Tempo};
+use meristem_grow::{Birth, Rules, Tempo};
 use meristem_nn::Precision;
 use meristem_nn::graph::WidthInit;
 use serde::ser::SerializeStruct;
@@ -22,75 +22,18 @@ use serde::{Deserialize, Serialize, Serializer};
 use super::declare::{
     Defaults, Setting, SettingScope, absent, absent_by_preset, place, presets, same, settings,
 };
+use super::default_values::{
+    CLIP_NORM, COMM_DEADLINE, CONTROL_SHARE, FIRST_STUDY_SEED, RANKS_MAX, SMALL_HOST,
+    STATISTICS_BATCHES, WHOLE_MAX, numbers_text, policy_width, short,
+};
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
     CommKind, ControllerKind, ExchangeKind, GrowthLr, GrowthMomentum, HotScopePolicy, LossKind,
     LrSchedule, Members, Normalize, Numbers, ObservationForm, OptimizerKind, ParamGroups,
     PlannedChanges, PolicyStart, Preset, Sampler, Scheduler, Space, Switch, TaskKind, Telemetry,
-    number_text, unknown,
+    unknown,
 };
 use super::value::SettingValue;
-
-/// Seconds that ranks wait for each other. At the end of a step a rank with small envs waits for a
-/// rank whose envs have grown.
-const COMM_DEADLINE: usize = 600;
-
-/// Host that is too small for the embedded dataset, so that growth pays there: 496 parameters.
-const SMALL_HOST: &str = "cnn:channels=2";
-
-/// Width of a new policy with preset full.
-const FULL_WIDTH: usize = 512;
-
-/// First seed of `control eval`. It differs from the seed of training, so that a policy is compared
-/// on other hosts than it learned on.
-pub(crate) const FIRST_STUDY_SEED: u64 = 1000;
-
-/// Share of the control split, with a controller.
-pub(crate) const CONTROL_SHARE: f64 = 0.1;
-
-/// Batches for recomputing running statistics. Control curves are as smooth with 8 as with 44
-/// (records/2026-11-26-running-statistics.md).
-pub(crate) const STATISTICS_BATCHES: usize = 16;
-
-/// Largest whole number in TOML, the format of `config.toml`.
-const WHOLE_MAX: u64 = i64::MAX as u64;
-
-/// Maximum number of ranks.
-const RANKS_MAX: u64 = 64;
-
-/// Maximum gradient norm of a host.
-const CLIP_NORM: f32 = 1.0;
-
-/// Default of a number of the optimisers, such as `0.01 with sgd; 0.0001 with lion`.
-fn numbers_text(flag: &str) -> String {
-    let of = |kind: OptimizerKind| {
-        kind.defaults().flags().into_iter().find(|(known, _)| *known == flag)?.1
-    };
-    let mut each: Vec<(String, Vec<&str>)> = vec![];
-    for (name, kind) in OptimizerKind::NAMES {
-        let Some(number) = of(kind).map(number_text) else { continue };
-        match each.iter_mut().find(|(known, _)| *known == number) {
-            Some((_, names)) => names.push(name),
-            None => each.push((number, vec![name])),
-        }
-    }
-    let each = each.iter().map(|(number, names)| format!("{number} with {}", names.join(", ")));
-    each.collect::<Vec<_>>().join("; ")
-}
-
-/// Rules of short runs: modules blend early, and a small contribution suffices.
-fn short(min_contribution_pp: f64) -> Rules {
-    let gates = Gates { min_contribution_pp, ..Gates::default().quick() };
-    Rules { gates, ..Rules::default() }
-}
-
-/// Width of a new policy.
-pub(crate) fn policy_width(preset: Preset) -> usize {
-    match preset {
-        Preset::Default | Preset::Quick => PpoConfig::default().hidden,
-        Preset::Full => FULL_WIDTH,
-    }
-}
 
 settings! {
     groups {
@@ -108,7 +51,7 @@ settings! {
     }
     "Run" {
         /// Set of defaults for the other settings.
-        preset: Preset = same(Preset::Default);
+        preset: Preset = same(Preset::Default), of_learner();
         /// Last part of the default run folder's name.
         name: Option<String> = absent("host and dataset"),
             scope(SettingScope::Run), train_only();
@@ -119,7 +62,7 @@ settings! {
         /// weights, order of samples, augmentation and controller random; parts of the data depend
         /// on the run's seed.
         seed: u64 = same(42u64),
-            whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED), of_member();
+            whole(0, WHOLE_MAX), study_default(FIRST_STUDY_SEED), of_member(), of_learner();
         /// Number of rounds. In a round every env runs one episode with a fresh host; a policy
         /// learns at the end of each round. On resume more rounds extend the run.
         rounds: usize = presets(3, 2, 20).without_learning(1, 1, 1),
@@ -127,7 +70,7 @@ settings! {
         /// Steps per episode. A step is one epoch of host training (see --epoch), followed by one
         /// action per env. On resume more steps extend a run in its first round.
         steps: usize = presets(15, 10, 60).without_learning(30, 18, 60),
-            unit("N"), whole(1, 1_000_000), extends();
+            unit("N"), whole(1, 1_000_000), extends(), of_learner();
         /// Steps between checkpoints; there is also one after the first step of the run. With 0
         /// checkpoints are written only between rounds and when the run is stopped.
         checkpoint_every: usize = same(10usize),
@@ -226,7 +169,7 @@ settings! {
         epoch: EpochMode = presets(EpochMode::Full, EpochMode::Dealt, EpochMode::Full),
             since(4, "dealt");
         /// Samples in a batch of one env; with --data-parallel, of all ranks together.
-        batch: usize = same(128usize), unit("N"), whole(1, 65_536), of_member();
+        batch: usize = same(128usize), unit("N"), whole(1, 65_536), of_member(), of_learner();
         /// Maximum number of batches per env and step, or all.
         max_batches: BatchLimit = same(BatchLimit::All), unit("N"), whole(1, 1_000_000_000);
     }
@@ -235,9 +178,9 @@ settings! {
         /// a description such as cnn:channels=12,blocks=4,kernel=5,pools=3, mlp:256,256 or
         /// conv1d:16,32,64; or a TOML or JSON file that describes one.
         host: String = presets(SMALL_HOST.into(), SMALL_HOST.into(), "baseline".into()),
-            of_member();
+            of_member(), of_learner();
         /// Number of hosts trained side by side; 1 with --data-parallel.
-        envs: usize = same(4usize), unit("N"), whole(1, 4096);
+        envs: usize = same(4usize), unit("N"), whole(1, 4096), of_learner();
         /// Settings that differ from env to env, once for each setting: --members lr=0.1,0.03
         /// --members host=baseline,wide trains the four combinations. Env i has the
         /// settings of member i; with more envs than members the members are repeated in order.
@@ -281,11 +224,12 @@ settings! {
         env_numbers: Option<Numbers> = absent("0, 1 and so on"),
             unit("LIST"), since(11, None), train_only();
         /// Weights file that every env starts from: safetensors with PyTorch's names.
-        init: Option<PathBuf> = absent("random weights"), unit("FILE"), of_member();
+        init: Option<PathBuf> = absent("random weights"), unit("FILE"), of_member(), of_learner();
         /// Weights file of any run; every env starts from the topology of this file. Modules of the
         /// topology are permanent from the beginning; host and modules have random weights. With a
         /// run folder, each env starts from the topology of that run's env with the same number.
-        start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5, None);
+        start_topology: Option<PathBuf> = absent("no modules"), unit("PATH"), since(5, None),
+            of_learner();
         /// Train a bare twin of every env for comparison: the same host without growth, with the
         /// same initial weights, on the same batches.
         twin: Option<Switch> = absent("on with a controller, except with --data-parallel"),
@@ -297,16 +241,19 @@ settings! {
         /// Optimiser of hosts and modules: sgd; nesterov, with Nesterov's momentum; adam; adamw,
         /// with decoupled weight decay; lion; or muon for matrices and kernels of convolutions,
         /// with adamw for other parameters.
-        optimizer: OptimizerKind = same(OptimizerKind::Sgd), since(11, "sgd"), of_member();
+        optimizer: OptimizerKind = same(OptimizerKind::Sgd), since(11, "sgd"), of_member(),
+            of_learner();
         /// Learning rate of the host and of its modules. With sgd and nesterov, modules have 0.01.
-        lr: Option<f32> = absent(numbers_text("lr")), unit("RATE"), real(0.0, 1e6), of_member();
+        lr: Option<f32> = absent(numbers_text("lr")), unit("RATE"), real(0.0, 1e6), of_member(),
+            of_learner();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
-            unit("NAME"), since(5, "constant"), of_member();
+            unit("NAME"), since(5, "constant"), of_member(), of_learner();
         /// Steps over which the learning rates rise to their schedule. With 0 there is no warm-up,
         /// and one-cycle rises over 30 % of the steps.
-        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0"), of_member();
+        lr_warmup: usize = same(0usize), unit("N"), whole(0, 1_000_000), since(5, "0"), of_member(),
+            of_learner();
         /// Training batches, the same in every step, that recompute the running statistics of batch
         /// norm before every evaluation, with fixed weights. With 0 the averages from training are
         /// used, except with --data-parallel and an exchange other than dense.
@@ -314,37 +261,38 @@ settings! {
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host, with optimizer sgd, nesterov or muon.
         momentum: Option<f32> = absent(numbers_text("momentum")),
-            unit("M"), real(0.0, 0.999_999), of_member();
+            unit("M"), real(0.0, 0.999_999), of_member(), of_learner();
         /// Weight decay of the host; modules have none. sgd, nesterov and adam add it to the
         /// gradient, the others multiply the parameter by 1 - lr * weight-decay.
         weight_decay: Option<f32> = absent(numbers_text("weight-decay")),
-            unit("W"), real(0.0, 1e6), of_member();
+            unit("W"), real(0.0, 1e6), of_member(), of_learner();
         /// Decay of the average of the gradient, with optimizer adam, adamw or muon; weight of the
         /// average in the step's direction, with lion.
         beta1: Option<f64> = absent(numbers_text("beta1")),
-            unit("B"), real(0.0, 0.999_999), since(11, None), of_member();
+            unit("B"), real(0.0, 0.999_999), since(11, None), of_member(), of_learner();
         /// Decay of the average of the gradient's square, with optimizer adam, adamw or muon; of
         /// the gradient's average, with lion.
         beta2: Option<f64> = absent(numbers_text("beta2")),
-            unit("B"), real(0.0, 0.999_999_9), since(11, None), of_member();
+            unit("B"), real(0.0, 0.999_999_9), since(11, None), of_member(), of_learner();
         /// Number that is added to the root of the average square, with optimizer adam, adamw or
         /// muon.
         eps: Option<f32> = absent(numbers_text("eps")),
-            unit("EPS"), real(1e-30, 1.0), since(11, None), of_member();
+            unit("EPS"), real(1e-30, 1.0), since(11, None), of_member(), of_learner();
         /// Learning rate of the parameters that are not matrices, with optimizer muon.
         adam_lr: Option<f32> = absent(numbers_text("adam-lr")),
-            unit("RATE"), real(0.0, 1e6), since(11, None), of_member();
+            unit("RATE"), real(0.0, 1e6), since(11, None), of_member(), of_learner();
         /// Learning rate and weight decay of parameters by name: '*.bias: weight_decay=0;
         /// classifier.*: lr=0.1x'. * stands for any text; 0.1x is a tenth of the value that the
         /// parameter would have. The first pattern that matches a parameter applies.
         param_groups: Option<ParamGroups> = absent("none"),
-            unit("GROUPS"), since(11, None), of_member();
+            unit("GROUPS"), since(11, None), of_member(), of_learner();
         /// Maximum gradient norm of the host and of each module; a longer gradient is scaled down.
         /// off: no clipping.
-        clip_norm: ClipNorm = same(ClipNorm::at(CLIP_NORM)), unit("NORM"), of_member();
+        clip_norm: ClipNorm = same(ClipNorm::at(CLIP_NORM)), unit("NORM"), of_member(),
+            of_learner();
         /// Task: auto, classify, multilabel or regress. auto: classify for classes, multilabel for
         /// several labels, regress for numbers. Its score is the accuracy, micro-F1 or R².
-        task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto");
+        task: TaskKind = same(TaskKind::Auto), unit("TASK"), since(9, "auto"), of_learner();
         /// Loss: cross-entropy for task classify, binary-cross-entropy for multilabel; mse, huber
         /// or l1 for regress, whose targets are standardised. auto: the first of these. external: a
         /// function of the program, from Python or Rust.
@@ -356,7 +304,7 @@ settings! {
         label_smoothing: f32 = same(0.0f32), unit("S"), real(0.0, 1.0), since(8, "0"), of_member();
         /// Probability of dropout in all dropout layers of the host, instead of their own.
         dropout: Option<f32> = absent("the probabilities of the host"),
-            unit("P"), real(0.0, 0.999_999), since(14, None), of_member();
+            unit("P"), real(0.0, 0.999_999), since(14, None), of_member(), of_learner();
         /// Weights of the classes in the loss: none, balanced, which gives every class the same
         /// share, or one number for each class.
         class_weights: ClassWeights = same(ClassWeights::None),
@@ -367,25 +315,27 @@ settings! {
         /// and evenly; each device has its own memory, workers and order of samples. GPUs, such as
         /// cuda:0, need a build with the feature cuda. On resume cpu:N may become cuda:N or the
         /// reverse; from there on the results differ by rounding.
-        devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume();
+        devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume(), of_learner();
         /// Precision of convolutions and linear layers in hosts and modules, in training and
         /// evaluation: f32, tf32 or bf16. tf32 and bf16 round the factors of each product and
         /// accumulate in f32 on tensor cores; all devices must then be CUDA devices. Everything
         /// else is f32, the policy included. The precision may change on resume; from there on the
         /// results differ.
-        precision: Precision = same(Precision::default()), since(5, "f32"), on_resume();
+        precision: Precision = same(Precision::default()), since(5, "f32"), on_resume(),
+            of_learner();
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
         /// CPUs: fewer multiplications, larger rounding errors. off: direct convolution.
-        winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off");
+        winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off"), of_learner();
         /// Device of the policy, one of --devices.
         policy_device: Option<String> = absent("the first device"),
             unit("DEVICE"), scope(SettingScope::Process), on_resume();
         /// Memory limit of each device, such as 64MiB.
         device_memory: Option<ByteSize> = absent("no limit"),
-            unit("SIZE"), whole(1, u64::MAX), scope(SettingScope::Process), on_resume();
+            unit("SIZE"), whole(1, u64::MAX), scope(SettingScope::Process), on_resume(),
+            of_learner();
         /// Worker threads of each device; 0 means one per core.
         threads: usize = same(0usize),
-            unit("N"), whole(0, 1024), scope(SettingScope::Process), on_resume();
+            unit("N"), whole(0, 1024), scope(SettingScope::Process), on_resume(), of_learner();
     }
     "Growth" {
         /// Controller that decides what grows. heuristic: rules. ppo: a policy that learns from
@@ -395,26 +345,27 @@ settings! {
         controller: ControllerKind = same(ControllerKind::default()), train_only(), of_member();
         /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
         slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),
-            unit("LIST"), of_member();
+            unit("LIST"), of_member(), of_learner();
         /// Blueprints of the modules that may grow: standard, the seven that come with the program,
         /// vectors, two for hosts such as mlp:64,64, or TOML or JSON files of blueprints, in the
         /// order of the list.
         blueprints: Option<Vec<BlueprintSource>> = absent("standard"),
-            unit("LIST"), since(7, None);
+            unit("LIST"), since(7, None), of_learner();
         /// Maximum number of modules in an env at once, including fossilized ones.
-        max_modules in rules.max_modules: usize, unit("N"), whole(0, 64), of_member();
+        max_modules in rules.max_modules: usize, unit("N"), whole(0, 64), of_member(),
+            of_growth(), of_learner();
         /// Maximum number of parameters of a host with its modules, each with a gate (style
         /// linear_gate). An action that would exceed it is illegal, for every controller.
         max_parameters in rules.max_parameters: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
-            since(5, None), absent("no limit"), of_member();
+            since(5, None), absent("no limit"), of_member(), of_growth(), of_learner();
         /// Maximum number of multiply-accumulate operations per image of a host with its modules,
         /// in evaluation. An action that would exceed it is illegal, for every controller.
         max_macs in rules.max_macs: Option<u64>, unit("N"), whole(1, WHOLE_MAX),
-            since(5, None), absent("no limit"), of_member();
+            since(5, None), absent("no limit"), of_member(), of_growth(), of_learner();
         /// Place of a new module in the network. aside: it learns beside the host, and is then
         /// blended in with a detached input. joint: it is part of the host from its first step, as
         /// the identity, and both learn together.
-        birth in rules.birth: Birth, since(13, "aside"), of_member();
+        birth in rules.birth: Birth, since(13, "aside"), of_member(), of_growth(), of_learner();
         /// Initial parameters of further features of a layer. zero: as in a new layer, with
         /// outgoing weights of 0. net2wider: copies of other features, with shares of their
         /// outgoing weights. firefly: as zero, but the best of eight times as many candidates.
@@ -422,73 +373,75 @@ settings! {
         /// gradient. tiny: the features that lower the loss most. These three measure 16 training
         /// batches. variance_transfer: pairs of equal features with opposite outgoing weights, and
         /// smaller old weights before a batch norm.
-        width_init in rules.width_init: WidthInit, since(13, "zero"), of_member();
+        width_init in rules.width_init: WidthInit, since(13, "zero"), of_member(),
+            of_growth(), of_width(), of_learner();
         /// Learning rates of new parts. uniform: those of old parts. FACTOR:STEPS, such as 2:10 or
         /// 0.1:5: features that a layer gets and modules begin with FACTOR times the rate, which
         /// goes linearly to the usual one over STEPS steps. norm: ‖W_t‖ / ‖W_0‖ times the rate for
         /// the further elements W_t of a parameter that began with W_0, within 0.1 and 10.
         growth_lr: GrowthLr = same(GrowthLr::Uniform),
-            unit("RATES"), since(15, "uniform"), of_member();
+            unit("RATES"), since(15, "uniform"), of_member(), of_growth();
         /// State of an env's optimisers when a layer becomes wider. keep: it stays with its
         /// parameters. reset: all of it becomes 0.
         growth_momentum: GrowthMomentum = same(GrowthMomentum::Keep),
-            unit("STATE"), since(15, "keep"), of_member();
+            unit("STATE"), since(15, "keep"), of_member(), of_growth(), of_width();
         /// Minimum number of steps in stage training before a module may blend.
         min_training_steps in rules.gates.min_training_steps: u32,
-            unit("N"), whole(1, 1_000_000), of_member();
+            unit("N"), whole(1, 1_000_000), of_member(), of_growth(), of_learner();
         /// Minimum contribution of a module to be fossilized, in percentage points of control
         /// score.
         min_contribution in rules.gates.min_contribution_pp: f64,
-            unit("PP"), real(-100.0, 100.0), of_member();
+            unit("PP"), real(-100.0, 100.0), of_member(), of_growth(), of_learner();
         /// Number of steps without a significant gain above plateau-gain after which the heuristic
         /// grows a module. With 0 it does not wait for a plateau.
         plateau_steps in heuristic.plateau_steps: usize, unit("N"), whole(0, 1_000_000),
-            of_member();
+            of_member(), of_heuristic();
         /// Gain of control score per step that ends a plateau, in percentage points.
         plateau_gain: f64 = same(HeuristicConfig::default().plateau_gain_pp),
-            unit("PP"), real(-100.0, 100.0), of_member();
+            unit("PP"), real(-100.0, 100.0), of_member(), of_heuristic();
         /// Parameters per training image, modules included, up to which the heuristic grows a host.
         parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1"),
-            of_member();
+            of_member(), of_heuristic();
         /// Relative excess of the control loss over the training loss up to which the heuristic
         /// grows.
         max_gap in heuristic.max_gap: f64, unit("SHARE"), real(0.0, 1e9),
-            since(5, "0.25"), of_member();
+            since(5, "0.25"), of_member(), of_heuristic();
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
-        tempo in heuristic.tempo: Tempo, of_member();
+        tempo in heuristic.tempo: Tempo, of_member(), of_heuristic();
         /// Share of its initial features by which the heuristic makes a layer wider, one layer at a
         /// time, while no module needs an action. With 0 it makes no layer wider.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0),
-            since(13, "0"), of_member();
+            since(13, "0"), of_member(), of_heuristic();
         /// Minimum number of steps from one change of width in an env to the next.
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
-            since(13, "3"), of_member();
+            since(13, "3"), of_member(), of_heuristic(), of_width();
         /// Largest number of features of a layer that the heuristic widens, as a multiple of its
         /// initial number; at least 1 + widen-by.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
-            since(13, "2"), of_member();
+            since(13, "2"), of_member(), of_heuristic(), of_width();
         /// Trigger of the heuristic's growth in width, after the pause. schedule: none. plateau:
         /// the control score is on a plateau, by plateau-steps and plateau-gain. orthogonality: the
         /// activations of the layer are as orthogonal as in the first step, by
         /// widen-orthogonality; measures 16 training batches.
         widen_trigger in heuristic.widen_trigger: WidenTrigger,
-            unit("RULE"), since(15, "schedule"), of_member();
+            unit("RULE"), since(15, "schedule"), of_member(), of_heuristic(), of_width();
         /// Layer that the heuristic makes wider. smallest: the one whose new features are the
         /// smallest multiple of its initial features. orthogonality: the one whose activations are
         /// most orthogonal, compared with the first step; measures 16 training batches.
         widen_place in heuristic.widen_place: WidenPlace,
-            unit("RULE"), since(15, "smallest"), of_member();
+            unit("RULE"), since(15, "smallest"), of_member(), of_heuristic(), of_width();
         /// Share of the orthogonality in the first step that a layer must exceed, with
         /// widen-trigger orthogonality.
         widen_orthogonality in heuristic.widen_orthogonality: f64,
-            unit("SHARE"), real(0.0, 1.0), since(15, "0.97"), of_member();
+            unit("SHARE"), real(0.0, 1.0), since(15, "0.97"), of_member(),
+            of_heuristic(), of_width();
         /// Modules that the heuristic makes permanent at the end of their trial. significant: those
         /// without which the control loss is higher by 2 standard errors. positive: those without
         /// which it is higher. all: every module. The gate, with min-contribution, must pass as
         /// well.
         keep_modules in heuristic.keep_modules: KeepRule,
-            unit("RULE"), since(15, "significant"), of_member();
+            unit("RULE"), since(15, "significant"), of_member(), of_heuristic();
     }
     "Policy" {
         /// Initial policy of controller ppo. shipped: the policy that comes with the program. none:
@@ -578,13 +531,13 @@ settings! {
     }
     "Reward" {
         /// Reward of the policy: basic, contribution, sparse or shaped. The last needs twins.
-        reward in reward.mode: RewardMode;
+        reward in reward.mode: RewardMode, of_learner();
         /// Reward per percentage point of control score gained in a step.
-        reward_gain in reward.gain: f64, unit("W"), real(-1e6, 1e6), since(3, "0.2");
+        reward_gain in reward.gain: f64, unit("W"), real(-1e6, 1e6), since(3, "0.2"), of_learner();
         /// Weight of a step's rent, ln(1 + E / max(H, 200)). E is the number of parameters of all
         /// modules, each weighted by its alpha, and of the features that layers got by widening; H
         /// is the number of parameters with which the host began.
-        reward_rent in reward.rent: f64, unit("W"), real(-1e6, 1e6), since(3, "0.05");
+        reward_rent in reward.rent: f64, unit("W"), real(-1e6, 1e6), since(3, "0.05"), of_learner();
         /// Maximum rent of a step.
         reward_rent_max in reward.rent_max: f64,
             unit("REWARD"), real(0.0, 1e6), since(3, "0.5");
@@ -638,10 +591,10 @@ settings! {
         /// Steps between snapshots, from which failed envs are restored. An additional snapshot is
         /// taken whenever a module is fossilized or a layer gets wider.
         governor_snapshot_steps in governor.snapshot_steps: u32,
-            unit("N"), whole(1, 1_000_000), since(2, "5");
+            unit("N"), whole(1, 1_000_000), since(2, "5"), of_learner();
         /// Failures of an env, without a snapshot in between, after which the run ends.
         governor_failures_max in governor.failures_max: u32,
-            unit("N"), whole(1, 1_000_000), since(2, "3");
+            unit("N"), whole(1, 1_000_000), since(2, "3"), of_learner();
         /// Amount added to the reward of the action that caused a failure.
         governor_penalty in governor.penalty: f64,
             unit("REWARD"), real(-1e6, 0.0), since(2, "-10");

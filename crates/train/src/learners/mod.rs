@@ -46,7 +46,7 @@ use meristem_grow::Topology;
 use meristem_nn::NetworkFleet;
 
 pub use self::growth::OwnScores;
-pub use self::shape::{LearnerShape, RESUME_SETTINGS, SETTINGS};
+pub use self::shape::{LearnerShape, RESUME_SETTINGS, settings};
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::env::{HostOptions, Population, SavedEnv};
 use crate::error::{Error, Result};
@@ -82,7 +82,7 @@ pub struct Learners {
 }
 
 impl Learners {
-    /// Networks with fresh weights, with these settings: [`SETTINGS`]. `batch` is the largest
+    /// Networks with fresh weights, with these settings: [`settings`]. `batch` is the largest
     /// number of samples of a call, `steps` the length of the schedule of the learning rates.
     ///
     /// # Errors

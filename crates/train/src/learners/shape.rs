@@ -3,7 +3,7 @@
 use meristem_data::{DatasetInfo, InputKind, StoredType, TargetKind};
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ConfigLayer, TrainConfig};
+use crate::config::{ConfigLayer, TrainConfig, all};
 use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::settings::{ControllerKind, TaskKind};
@@ -11,50 +11,11 @@ use crate::settings::{ControllerKind, TaskKind};
 /// Maximum size of an axis of the inputs, and maximum number of outputs.
 const SIZE_MAX: usize = 65_536;
 
-/// Settings of learners. The others are of runs: of datasets, controllers, and run folders.
-pub const SETTINGS: [&str; 41] = [
-    "preset",
-    "seed",
-    "steps",
-    "batch",
-    "host",
-    "envs",
-    "init",
-    "start_topology",
-    "optimizer",
-    "lr",
-    "lr_schedule",
-    "lr_warmup",
-    "momentum",
-    "weight_decay",
-    "beta1",
-    "beta2",
-    "eps",
-    "adam_lr",
-    "param_groups",
-    "clip_norm",
-    "dropout",
-    "task",
-    "devices",
-    "precision",
-    "winograd",
-    "device_memory",
-    "threads",
-    "slots",
-    "blueprints",
-    "max_modules",
-    "max_parameters",
-    "max_macs",
-    "birth",
-    "width_init",
-    "min_training_steps",
-    "min_contribution",
-    "reward",
-    "reward_gain",
-    "reward_rent",
-    "governor_snapshot_steps",
-    "governor_failures_max",
-];
+/// Keys of the settings of learners, see [`Setting::of_learner`](crate::config::declare::Setting).
+/// The others are of runs: of datasets, controllers, and run folders.
+pub fn settings() -> Vec<&'static str> {
+    all().iter().filter(|setting| setting.of_learner).map(|setting| setting.key).collect()
+}
 
 /// Settings that [`Learners::resume`](super::Learners::resume) replaces.
 pub const RESUME_SETTINGS: [&str; 3] = ["devices", "device_memory", "threads"];
@@ -138,10 +99,10 @@ impl LearnerShape {
 /// The settings of learners, from a layer of settings.
 ///
 /// # Errors
-/// A setting that is not among [`SETTINGS`]; as [`TrainConfig::resolve`].
-pub(super) fn resolve(settings: ConfigLayer) -> Result<TrainConfig> {
-    check_keys(&settings, &SETTINGS, "learners have no dataset, controller or run folder")?;
-    let config = TrainConfig::resolve(ConfigLayer::default(), settings)?;
+/// A setting that is not among [`settings`]; as [`TrainConfig::resolve`].
+pub(super) fn resolve(given: ConfigLayer) -> Result<TrainConfig> {
+    check_keys(&given, &settings(), "learners have no dataset, controller or run folder")?;
+    let config = TrainConfig::resolve(ConfigLayer::default(), given)?;
     let init = config.rules.width_init;
     if init.measures() {
         let expected = "zero, net2wider or variance_transfer; learners have no batches to measure";

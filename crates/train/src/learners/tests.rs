@@ -115,10 +115,11 @@ fn what_does_not_fit_is_refused_with_the_place() {
     refused(Learners::new(ConfigLayer::default(), shape).map(drop), "`input`: got []");
 }
 
-/// Every name is a setting, so that a renamed one is found here.
 #[test]
-fn the_settings_exist() {
-    for key in SETTINGS.iter().chain(&RESUME_SETTINGS) {
-        assert!(ConfigLayer::KEYS.contains(key), "{key}");
+fn learners_have_the_settings_of_resume_and_none_of_a_controller() {
+    let known = settings();
+    assert!(RESUME_SETTINGS.iter().all(|key| known.contains(key)), "{known:?}");
+    for key in ["dataset", "controller", "plateau_steps", "run_dir"] {
+        assert!(ConfigLayer::KEYS.contains(&key) && !known.contains(&key), "{key}");
     }
 }

@@ -101,7 +101,7 @@ impl ConvShape {
         BatchShape { batch: self.batch, h: self.out_h(), w: self.out_w(), c: self.out_c }
     }
 
-    /// Elements of the packed weights (F3), padding included.
+    /// Elements of the packed weights, padding included.
     pub const fn weight_len(&self) -> usize {
         self.jobs() * self.job_weight_len()
     }

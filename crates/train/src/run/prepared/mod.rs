@@ -1,24 +1,25 @@
 //! A prepared run: all its rounds, and its results.
 
-use std::path::{Path, PathBuf};
+mod closing;
+mod restored;
 
-use meristem_data::{cache, path_text};
+use meristem_data::cache;
 use meristem_device::{Device, DeviceId};
 use meristem_nn::ROUNDING;
 
-use super::begin::{Begin, Begun, Resumed};
+use self::closing::{RunOutcome, Views};
+use super::begin::{Begin, Begun};
 use super::episode::{EndedEpisode, Episode, Start};
-use super::extend::RunLength;
 use super::files::RunFiles;
 use super::results::{dataset_summary, episode_ended, in_sweep, round_summary, run_started};
-use super::weights_files::{export_best, write_newest, write_weights};
+use super::weights_files::{export_best, write_weights};
 use super::{memory, notices};
-use crate::checkpoint::{Checkpoint, Checkpoints, Current, Identity, RunInputs, Store};
+use crate::checkpoint::{Checkpoints, Current, Identity, RunInputs, Store};
 use crate::config::{TrainConfig, check_loss, check_searcher};
-use crate::env::{EnvTensors, SavedEnv};
+use crate::env::SavedEnv;
 use crate::error::{Error, Result};
 use crate::external::{Custom, External, Searcher};
-use crate::input_file::{InputFile, checksum};
+use crate::input_file::checksum;
 use crate::own_loss::ProgramLoss;
 use crate::position::StepPosition;
 use crate::processes::World;
@@ -26,17 +27,14 @@ use crate::record::events::Event;
 use crate::record::journal::{Journal, JournalRank};
 use crate::record::observer::{Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
-use crate::record::summary::{
-    EnvSummary, FoldSummary, MemorySummary, PlacesSummary, SUMMARY_VERSION, Status, Stretch,
-    Summary,
-};
+use crate::record::summary::{EnvSummary, MemorySummary, Status, Stretch, Summary};
 use crate::record::tensorboard::LiveBoard;
 use crate::record::totals::Totals;
 use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
-use crate::settings::{CommKind, Member, Sampler};
+use crate::settings::{CommKind, Sampler};
 use crate::setup::controllers::AnyController;
-use crate::setup::{Hosts, Names, Setup, residency};
+use crate::setup::{Names, Setup, residency};
 use crate::step::report;
 use crate::sweep::{EndReason, Sweep};
 
@@ -276,39 +274,6 @@ impl PreparedRun {
         closed
     }
 
-    /// Closes a run: the last event, the trace, the event file of TensorBoard, the summary.
-    fn close(
-        self,
-        folder: Option<&RunFolder>,
-        mut journal: Journal<'_>,
-        outcome: RunOutcome,
-        Views { trace, board }: Views,
-    ) -> Result<Summary> {
-        let seconds = journal.seconds();
-        journal.announce(Event::RunEnded {
-            status: outcome.status.into(),
-            error: outcome.error.clone(),
-            steps: self.totals.steps,
-            images: self.totals.images,
-            wall_seconds: seconds,
-        });
-        let (dropped, closed) = journal.close();
-        let traced = trace.map(RunTrace::finish).transpose();
-        let shown = board.map_or(Ok(()), LiveBoard::finish);
-        let path = folder.map_or(Path::new(""), RunFolder::path);
-        if let Some(folder) = folder.filter(|_| outcome.status == Status::Failed) {
-            write_newest(&self.setup, folder, self.checkpoints.rounds.len());
-        }
-        let mut summary = self.summary(path, outcome, seconds, dropped);
-        summary.trace = traced.as_ref().ok().cloned().flatten();
-        let written = folder.map_or(Ok(()), |folder| folder.write_summary(&summary));
-        closed?;
-        traced?;
-        written?;
-        shown?;
-        Ok(summary)
-    }
-
     /// Runs the rounds from `next` on, with the saved `envs` if that is within a round, and writes
     /// the policy and the export.
     fn rounds(
@@ -398,142 +363,4 @@ impl PreparedRun {
         let target = self.setup.config.export.as_deref();
         target.map_or(Ok(()), |target| export_best(target, &self.checkpoints.envs, folder))
     }
-
-    fn summary(
-        self,
-        run_dir: &Path,
-        outcome: RunOutcome,
-        wall_seconds: f64,
-        events_dropped: u64,
-    ) -> Summary {
-        let totals = self.totals;
-        let RunOutcome { status, error, memory } = outcome;
-        let threads = self.resources.devices.threads();
-        let Self { setup, checkpoints, .. } = self;
-        let rate = totals.images as f64 / totals.step_seconds;
-        // With an absolute path, as a resumed run reads it from `config.toml`.
-        let absolute = setup.config.with_absolute_paths();
-        let controller = absolute.as_ref().unwrap_or(&setup.config).controller.to_string();
-        // With members, the leaderboard has the scores of each over its folds.
-        let folds = setup.config.folds.filter(|_| setup.config.members.is_none());
-        Summary {
-            v: SUMMARY_VERSION,
-            program_version: env!("CARGO_PKG_VERSION").into(),
-            status,
-            error,
-            run_dir: PathBuf::from(run_dir),
-            path_is_lossy: path_text::is_lossy(run_dir),
-            task: setup.task.kind,
-            host: setup.member(0).host.to_string(),
-            controller,
-            seed: setup.config.seed,
-            dataset: checkpoints.identity.dataset,
-            input_files: checkpoints.identity.files,
-            instruction_set: setup.isa.to_string(),
-            threads,
-            computed: checkpoints.computed,
-            extended: checkpoints.extended,
-            ranks: setup.config.ranks(),
-            exchange: setup.config.exchange.to_string(),
-            exchange_bytes: Some(totals.exchange_bytes).filter(|bytes| *bytes > 0),
-            rounds: checkpoints.rounds.len(),
-            steps: totals.steps,
-            training_steps: totals.training_steps,
-            images: totals.images,
-            training_flops: totals.training_flops,
-            images_per_s: if rate.is_finite() { rate } else { 0.0 },
-            wall_seconds,
-            step_seconds_total: totals.step_seconds,
-            memory,
-            hot_path: totals.hot.per_step(),
-            counterfactual_cost: totals.counterfactual_cost,
-            own_loss: Some(totals.own_loss).filter(|cost| cost.calls > 0),
-            rollbacks: totals.rollbacks,
-            events_dropped,
-            trace: None,
-            places: setup.config.places.map(|count| PlacesSummary {
-                count,
-                busy: totals.place_steps as f64 / (count as u64 * totals.steps).max(1) as f64,
-            }),
-            folds: folds.and_then(|count| FoldSummary::of(count, &checkpoints.envs)),
-            envs: checkpoints.envs,
-            round_results: checkpoints.rounds,
-        }
-    }
-
-    /// Restores this process's part of a checkpoint, if it belongs to this run.
-    ///
-    /// # Errors
-    /// [`Error::Checkpoint`] or [`Error::Value`]: the checkpoint belongs to another run.
-    pub(super) fn restore(&mut self, file: &Path, checkpoint: Checkpoint) -> Result<Resumed> {
-        let numbers = checkpoint.env_numbers(self.setup.config.envs);
-        let Checkpoint { progress, envs, controller } = checkpoint;
-        let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
-        self.checkpoints.identity.check(file, &progress.identity)?;
-        let in_a_round = progress.next.step > 0;
-        if in_a_round && envs.len() != numbers.len() {
-            return Err(unfit(format!("it has {} envs", envs.len())));
-        }
-        let saved = |env: &EnvTensors, rank| Replicas::has_saved(&env.exchange, rank);
-        let replicas = Some(self.setup.config.replicas()).filter(|replicas| *replicas > 1);
-        let mut ranks = 0..replicas.unwrap_or(0);
-        if let Some(rank) = ranks.find(|rank| envs.iter().any(|env| !saved(env, *rank))) {
-            return Err(unfit(format!("it has no exchange state for rank {rank}")));
-        }
-        self.controller.get().restore(&controller).map_err(|error| unfit(error.to_string()))?;
-        let files = &mut self.checkpoints.identity.files;
-        // A file that is not needed any more may be needed again once the run is extended.
-        let unread = |began: &InputFile| !files.iter().any(|file| file.path == began.path);
-        let unread: Vec<InputFile> = progress.identity.files.into_iter().filter(unread).collect();
-        files.extend(unread);
-        self.setup.files.clone_from(files);
-        self.totals = progress.totals;
-        self.ended_envs = progress.ended_envs;
-        if !progress.sweep.is_without_members() {
-            for (number, member) in progress.sweep.members.iter().enumerate() {
-                let settings = member.settings.as_deref().map(Member::parse).transpose();
-                let settings = settings.map_err(|error| unfit(error.to_string()))?;
-                settings
-                    .map_or(Ok(()), |own| self.setup.set_member(number, &own, Hosts::InProgress))?;
-            }
-            self.checkpoints.identity.files.clone_from(&self.setup.files);
-            self.sweep = progress.sweep;
-            if !in_a_round {
-                // Checkpoints of older versions say that all members have begun.
-                self.sweep.members.iter_mut().for_each(|member| member.begun = None);
-            }
-        }
-        let ended = self.sweep.end_now(&self.setup.config)?;
-        let config = &self.setup.config;
-        self.checkpoints.computed = progress.computed;
-        self.checkpoints.computed.retain(|stretch| stretch.is_before(progress.next));
-        if !self.checkpoints.computed.last().is_some_and(|last| last.goes_on(config)) {
-            self.checkpoints.computed.push(Stretch::new(progress.next, config));
-        }
-        self.checkpoints.extended = progress.extended;
-        let length = RunLength::from_config(config);
-        let longer = Some(length) != RunLength::in_text(&progress.identity.config);
-        let extended = longer.then(|| length.from(progress.next));
-        self.checkpoints.extended.extend(extended);
-        (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
-        let own = self.resources.devices.envs();
-        let envs = numbers.into_iter().zip(progress.envs.into_iter().zip(envs));
-        let envs = envs.filter(|(index, _)| own.contains(index));
-        let envs = envs.map(|(index, (state, tensors))| SavedEnv { index, state, tensors });
-        let envs = envs.collect();
-        Ok(Resumed { next: progress.next, envs, events: progress.events, extended, ended })
-    }
-}
-
-/// Requested trace and TensorBoard event file of a run, on rank 0.
-struct Views {
-    trace: Option<RunTrace>,
-    board: Option<LiveBoard>,
-}
-
-/// The way in which a run ended.
-struct RunOutcome {
-    status: Status,
-    error: Option<String>,
-    memory: MemorySummary,
 }

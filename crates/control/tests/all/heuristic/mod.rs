@@ -1,122 +1,23 @@
 //! The heuristic on scripted histories.
 
-use std::sync::Arc;
+mod scripted_env;
+mod width;
 
 use meristem_control::{
-    Action, ActionOp, ActionOutcome, Controller, ControllerState, EnvFacts, EnvView, Error,
-    Heuristic, HeuristicConfig, KeepRule, NoController, WidenPlace, WidenTrigger, apply, legal,
+    Action, ActionOp, Controller, ControllerState, Error, Heuristic, KeepRule, NoController,
 };
-use meristem_grow::{
-    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, Stage, TaskShape,
-};
+use meristem_grow::{GateInputs, Rules, Stage};
 use meristem_nn::PairedLoss;
 use proptest::prelude::*;
 
-use crate::common::{loss_of, quick_heuristic};
-
-/// One env with scripted scores and measurements. The control loss is .02 per point below 100.
-struct Env {
-    index: usize,
-    host: Host,
-    scores_pp: Vec<f32>,
-    losses: Vec<f32>,
-    train_losses: Vec<f32>,
-    /// Control loss over training loss.
-    gap: f32,
-    measured: Vec<GateInputs>,
-    orthogonality: Vec<f32>,
-    step: u32,
-}
-
-impl Env {
-    fn new(index: usize, slots: &str, rules: Rules) -> Self {
-        let spec: HostSpec = "baseline".parse().unwrap();
-        let image = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
-        let (slots, set) =
-            (spec.select_slots(slots.split(',')).unwrap(), Arc::new(BlueprintSet::standard()));
-        let measured = vec![worth(None); slots.len()];
-        let host = Host::new(spec, image, &slots, set, rules).unwrap();
-        let (scores_pp, losses, train_losses) = (vec![], vec![], vec![]);
-        Self {
-            index,
-            host,
-            scores_pp,
-            losses,
-            train_losses,
-            gap: 1.0,
-            measured,
-            orthogonality: vec![],
-            step: 0,
-        }
-    }
-
-    /// A step: an epoch that ends at this score, a decision, and its action.
-    fn step(&mut self, controller: &mut dyn Controller, score_pp: f32) -> (Action, ActionOutcome) {
-        self.host.step();
-        self.scores_pp.push(score_pp);
-        let loss = 0.02 * (100.0 - score_pp);
-        self.losses.push(self.gap * loss);
-        self.train_losses.push(loss);
-        let view = EnvView {
-            env: self.index,
-            host: &self.host,
-            step: self.step,
-            episode_steps: 100,
-            scores_pp: &self.scores_pp,
-            losses: &self.losses,
-            twin_loss: None,
-            train_losses: &self.train_losses,
-            measured: &self.measured,
-            history: &[],
-            orthogonality: &self.orthogonality,
-            facts: EnvFacts::default(),
-            last: None,
-        };
-        let action = controller.decide_all(&[view]).unwrap()[0];
-        legal(&action, &self.host).unwrap();
-        self.step += 1;
-        (action, apply(&action, &mut self.host, &self.measured, Some(score_pp)).unwrap())
-    }
-
-    fn op(&mut self, controller: &mut dyn Controller, score_pp: f32) -> ActionOp {
-        self.step(controller, score_pp).0.op()
-    }
-
-    /// Steps at a constant score until the heuristic chooses an op other than WAIT.
-    fn until_action(&mut self, controller: &mut dyn Controller, score_pp: f32) -> (u32, Action) {
-        for waited in 0..50 {
-            let (action, _) = self.step(controller, score_pp);
-            if action != Action::Wait {
-                return (waited, action);
-            }
-        }
-        panic!("waits for ever");
-    }
-}
-
-fn worth(contribution_pp: Option<f32>) -> GateInputs {
-    GateInputs {
-        gradient_health: GradientHealth::from_norms(&[1.0, 2.0]),
-        contribution_pp,
-        contribution_loss: contribution_pp.map(loss_of),
-    }
-}
-
-fn quick() -> Rules {
-    Rules { gates: Gates::default().quick(), ..Rules::default() }
-}
+use self::scripted_env::{Env, quick, with, worth};
+use crate::common::quick_heuristic;
 
 fn placed(action: Action) -> (usize, usize) {
     match action {
         Action::Germinate { slot, blueprint, .. } => (slot, blueprint),
         other => panic!("{other:?}"),
     }
-}
-
-fn with(change: impl Fn(&mut HeuristicConfig)) -> Heuristic {
-    let mut config = HeuristicConfig::default();
-    change(&mut config);
-    Heuristic::new(config)
 }
 
 #[test]
@@ -444,92 +345,4 @@ fn a_restored_heuristic_decides_the_same() {
     assert!(matches!(error, Error::BadState { .. }), "{error:?}");
     assert!(error.to_string().contains("`heuristic`"), "{error}");
     assert_eq!(restored, original, "a rejected state changes nothing");
-}
-
-#[test]
-fn it_widens_the_layer_that_has_grown_least_and_pauses_in_between() {
-    let rules = Rules { max_modules: 0, ..quick() };
-    let mut env = Env::new(0, "r0", rules);
-    let mut heuristic = with(|config| {
-        (config.widen_by, config.widen_pause, config.widen_up_to) = (0.5, 3, 1.5);
-    });
-    let first = env.host.spec().widenable();
-    let mut steps = vec![];
-    for step in 0..3 * first.len() as u32 + 6 {
-        if let Action::Widen { layer, by } = env.step(&mut heuristic, 50.0).0 {
-            assert_eq!(by, first[layer].features / 2);
-            steps.push((step, layer));
-        }
-    }
-    let expected: Vec<(u32, usize)> = (0..first.len()).map(|i| (3 * i as u32, i)).collect();
-    assert_eq!(steps, expected, "each layer once, up to 1.5 times its features");
-}
-
-/// Steps and layers of WIDEN, with these rules, while the score and the orthogonality of two layers
-/// have these values.
-fn widened(
-    change: impl Fn(&mut HeuristicConfig),
-    scores_pp: &[f32],
-    orthogonality: impl Fn(usize) -> [f32; 2],
-) -> Vec<(usize, usize)> {
-    let mut env = Env::new(0, "r0", Rules { max_modules: 0, ..quick() });
-    let layers = env.host.spec().widenable().len();
-    let mut heuristic = with(|config| {
-        (config.widen_by, config.widen_pause, config.widen_up_to) = (0.5, 2, 2.0);
-        change(config);
-    });
-    let step = |(step, score_pp): (usize, &f32)| {
-        env.orthogonality = orthogonality(step).to_vec();
-        env.orthogonality.resize(layers, 0.0);
-        // What it remembers is what it saves.
-        let saved = heuristic.save().unwrap();
-        heuristic.begin_episode(9);
-        heuristic.restore(&saved).unwrap();
-        match env.step(&mut heuristic, *score_pp).0 {
-            Action::Widen { layer, .. } => Some((step, layer)),
-            _ => None,
-        }
-    };
-    scores_pp.iter().enumerate().filter_map(step).collect()
-}
-
-#[test]
-fn a_plateau_triggers_growth_in_width() {
-    let plateau = |config: &mut HeuristicConfig| {
-        config.widen_trigger = WidenTrigger::Plateau;
-        (config.plateau_steps, config.plateau_gain_pp) = (2, 1.0);
-    };
-    let rising: Vec<f32> = (0..6).map(|step| 20.0 + 5.0 * step as f32).collect();
-    let scores = [&rising[..], &[45.0; 6]].concat();
-    let steps: Vec<usize> = widened(plateau, &scores, |_| [1.0; 2]).iter().map(|at| at.0).collect();
-    // Of 40, 45, 45 the slope is 2.5 with a standard error of 1.4, so it is not surely above 1.
-    assert_eq!(steps, [6, 8, 10], "from the first step without a gain on, after each pause");
-    assert_eq!(widened(|_| {}, &scores, |_| [1.0; 2]).len(), 6, "without a trigger at once");
-}
-
-#[test]
-fn orthogonality_is_a_trigger_and_a_place() {
-    let rules = |trigger, place| {
-        move |config: &mut HeuristicConfig| {
-            (config.widen_trigger, config.widen_place) = (trigger, place);
-            config.widen_orthogonality = 0.9;
-        }
-    };
-    let (trigger, place) = (WidenTrigger::Orthogonality, WidenPlace::Orthogonality);
-    // φ − 0.9·φ₀, with φ₀ of the first step: the others have φ₀ = 0.
-    let falling = |step: usize| if step < 3 { [0.5, 1.0] } else { [0.44, 1.0] };
-    let scores = [50.0; 8];
-    assert_eq!(
-        widened(rules(trigger, WidenPlace::Smallest), &scores, falling),
-        [(0, 0), (2, 1), (4, 1)],
-        "the first layer until it falls below 0.45"
-    );
-    assert_eq!(
-        widened(rules(WidenTrigger::Schedule, place), &scores, falling)[..2],
-        [(0, 1), (2, 1)],
-        "the second has the largest excess, until it has twice its features"
-    );
-    assert_eq!(widened(rules(trigger, place), &scores, |step| [1.0 - step as f32, 0.0]), [(0, 0)]);
-    let unknown = widened(rules(trigger, place), &scores, |_| [f32::NAN; 2]);
-    assert_eq!(unknown, [], "what is not known triggers nothing");
 }
