@@ -36,11 +36,11 @@ pub enum Error {
     #[error("gather: `next` was called before an epoch was started; call `start_epoch` first")]
     EpochNotStarted,
 
-    /// The thread that loads streamed images could not be started, or has ended.
-    #[error("the thread that loads streamed images: {reason}; free some memory or threads")]
+    /// The thread that loads streamed images could not be started, or panicked.
+    #[error("the thread that loads streamed images {problem}")]
     Loader {
-        /// The reason.
-        reason: String,
+        /// The cause, and a remedy.
+        problem: String,
     },
 
     /// A partial last batch has no sample for an env, but has some for a later env. Leaving

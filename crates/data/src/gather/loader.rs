@@ -1,6 +1,8 @@
 //! A thread that copies streamed images into host memory, for uploads to a CUDA device.
 
+use std::any::Any;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
@@ -26,10 +28,11 @@ impl ImageList {
         self.part.len() * self.image
     }
 
-    /// Copies the images to the front of `to`.
+    /// Copies the images to the front of `to`, which has room for them.
     pub(super) fn copy(&self, to: &mut [u8]) {
         let images = self.file.as_bytes();
         let samples = &self.permutation.as_slice()[self.part.clone()];
+        let to = &mut to[..self.bytes()];
         for (sample, to) in samples.iter().zip(to.chunks_exact_mut(self.image)) {
             let start = *sample as usize * self.image;
             to.copy_from_slice(&images[start..start + self.image]);
@@ -45,10 +48,33 @@ impl ImageList {
 /// Requests that may wait for the thread: more than one for each of many envs.
 const JOBS_MAX: usize = 1024;
 
+/// A filled buffer, or the reason why the thread did not fill it.
+type LoadResult = std::result::Result<HostBuffer, String>;
+
 struct Job {
     images: ImageList,
     buffer: HostBuffer,
-    to: SyncSender<HostBuffer>,
+    to: SyncSender<LoadResult>,
+}
+
+impl Job {
+    /// Fills the buffer. A panic, which only a defect can cause, is the result of this job alone.
+    fn run(self) {
+        let Self { images, mut buffer, to } = self;
+        let filled = catch_unwind(AssertUnwindSafe(|| images.copy(buffer.bytes())));
+        let result = filled.map(|()| buffer).map_err(|panic| {
+            let (part, text) = (&images.part, text_of(&*panic));
+            format!("panicked at places {part:?} of an epoch: {text}; please report this defect")
+        });
+        // A batch that nobody waits for any more is dropped.
+        let _ = to.send(result);
+    }
+}
+
+/// Message of a panic.
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 /// The thread. It fills buffers in the order of the requests, and ends with its last handle.
@@ -61,7 +87,7 @@ pub(super) struct ImageLoader {
 /// Images that the thread copies.
 pub(super) struct LoadingImages {
     images: ImageList,
-    from: Receiver<HostBuffer>,
+    from: Receiver<LoadResult>,
 }
 
 impl ImageLoader {
@@ -71,19 +97,15 @@ impl ImageLoader {
     /// [`Error::Loader`] if the system has no thread left.
     pub(super) fn start() -> Result<ImageLoader> {
         let (jobs, queue) = sync_channel::<Job>(JOBS_MAX);
-        let work = move || {
-            for Job { images, mut buffer, to } in queue {
-                images.copy(buffer.bytes());
-                // A batch that nobody waits for any more is dropped.
-                let _ = to.send(buffer);
-            }
-        };
+        let work = move || queue.into_iter().for_each(Job::run);
         let thread = Builder::new().name("image loader".to_owned()).spawn(work);
-        let thread = thread.map_err(|source| Error::Loader { reason: source.to_string() })?;
+        let thread = thread.map_err(|source| Error::Loader {
+            problem: format!("could not be started: {source}; free some memory or threads"),
+        })?;
         Ok(ImageLoader { jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Begins to copy images into a buffer of their size. Waits only if the queue is full.
+    /// Begins to copy images into a buffer with room for them. Waits only if the queue is full.
     pub(super) fn load(&self, images: ImageList, buffer: HostBuffer) -> LoadingImages {
         let (to, from) = sync_channel(1);
         if let Some(jobs) = &self.jobs {
@@ -98,7 +120,7 @@ impl Drop for ImageLoader {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // It panics only on a defect of this module, which `LoadingImages::wait` reports.
+            // Panics are results of jobs.
             let _ = thread.join();
         }
     }
@@ -109,11 +131,45 @@ impl LoadingImages {
         self.images.is_same(images)
     }
 
-    /// The images. Waits for the thread.
+    /// The images, at the front of their buffer. Waits for the thread.
     ///
     /// # Errors
-    /// [`Error::Loader`] if the thread has ended.
+    /// [`Error::Loader`] with the cause if the thread panicked.
     pub(super) fn wait(self) -> Result<HostBuffer> {
-        self.from.recv().map_err(|_| Error::Loader { reason: "the thread has ended".to_owned() })
+        let ended = |_| Err("ended before it was asked to".to_owned());
+        self.from.recv().unwrap_or_else(ended).map_err(|problem| Error::Loader { problem })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meristem_device::{Device, DeviceId, DeviceOptions};
+
+    use super::*;
+
+    /// A panic of the thread is an error with its cause, and does not end the thread.
+    #[test]
+    fn a_panic_of_the_thread_is_named() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        std::io::Write::write_all(&mut file, b"aabbcc").unwrap();
+        let file = Arc::new(MappedFile::open(file.path()).unwrap());
+        let permutation = Arc::new(Indices(vec![2, 0, 3]));
+        let list = |part| ImageList {
+            file: file.clone(),
+            image: 2,
+            permutation: permutation.clone(),
+            part,
+        };
+        let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
+        let buffers = device.stream("uploads").host_buffers(2, 4).unwrap();
+        let loader = ImageLoader::start().unwrap();
+        let load = |part| loader.load(list(part), buffers.take().unwrap());
+        // Sample 3 is behind the end of the file.
+        let [first, damaged, last] = [load(0..2), load(1..3), load(1..2)];
+        assert_eq!(first.wait().unwrap().bytes(), b"ccaa");
+        let error = damaged.wait().unwrap_err().to_string();
+        let words = ["the thread that loads streamed images panicked", "1..3", "range end index 8"];
+        assert!(words.iter().all(|words| error.contains(words)), "{error}");
+        assert_eq!(&last.wait().unwrap().bytes()[..2], b"aa");
     }
 }

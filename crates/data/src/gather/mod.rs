@@ -18,9 +18,9 @@ pub use self::config::{EnvGather, GatherConfig};
 use self::config::{check_config, check_datasets, check_indices, wrong};
 use self::gpu::GpuGather;
 use self::kernel::{Drawing, GatherKernel, SampleStorage};
-use self::permutation::{Permutation, Permutations};
+use self::permutation::{Indices, Permutation, Permutations};
 use self::ring::Ring;
-use self::stage::{EnvSamples, env_samples};
+use self::stage::{BatchStage, EnvSamples, env_samples};
 use crate::augment::Augment;
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
@@ -283,8 +283,9 @@ impl GatherBatches {
     }
 
     /// Begins any epoch, at any time. Copies to each device its permutations, and with streamed
-    /// images the first batch of each env; these copies are counted. Does not wait for the device;
-    /// see [`Self::next`] for streamed images on a CUDA device.
+    /// images the first batch of each env, which are all loaded before any second batch; these
+    /// copies are counted. Does not wait for the device; see [`Self::next`] for streamed images on
+    /// a CUDA device.
     ///
     /// # Errors
     /// Device errors.
@@ -311,6 +312,10 @@ impl GatherBatches {
         for permutations in &mut self.permutations {
             permutations.start(&self.order, &of_permutations)?;
         }
+        // The loader gets the first batches of all envs before the second batch of any.
+        for nth in 0..self.selected.len() {
+            self.load(self.selected[nth], 0)?;
+        }
         for nth in 0..self.selected.len() {
             self.stage(self.selected[nth], 0)?;
         }
@@ -323,8 +328,9 @@ impl GatherBatches {
     /// envs, and a batch may be empty. `None` at the end of the epoch.
     /// Enqueues the gathers, and with streamed images a copy of the batch after this one for each
     /// env, which is counted. Does not wait for the device, with one exception: for streamed images
-    /// on a CUDA device it waits for the thread that reads them from their file, and for earlier
-    /// copies while more than 256 MiB are on their way, which counts as synchronizations.
+    /// on a CUDA device it waits for the thread that reads them from their file, and for an earlier
+    /// copy of an env whose host buffers are all on their way, at most once for each copy. Such a
+    /// wait counts as a synchronization.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end
@@ -421,22 +427,36 @@ impl GatherBatches {
         inputs.and(targets).is_ok()
     }
 
-    /// Begins to copy `batch` of an env to the device, if its images are streamed and the batch
-    /// exists.
+    /// Begins to copy `batch` of an env to the device, and to load the next one into host memory,
+    /// if its images are streamed and the batches exist.
     fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
-        let batches = self.order.batches();
-        if batch >= batches {
-            return Ok(());
+        if let Some((stage, permutation, part)) = self.streamed(env, batch) {
+            stage.fill(permutation, part)?;
         }
-        let part = self.places(env, batch);
-        let next = (batch + 1 < batches).then(|| self.places(env, batch + 1));
-        let next = next.filter(|next| !next.is_empty());
+        self.load(env, batch + 1)
+    }
+
+    /// Begins to load `batch` of an env into host memory, if its images are streamed to a CUDA
+    /// device and the batch exists.
+    fn load(&mut self, env: usize, batch: usize) -> Result<()> {
+        let streamed = self.streamed(env, batch);
+        streamed.map_or(Ok(()), |(stage, permutation, part)| stage.load(permutation, part))
+    }
+
+    /// An env's buffers for streamed images, with the permutations and the places of a batch; `None`
+    /// if its images are resident, or it has no part of the batch.
+    fn streamed(
+        &mut self,
+        env: usize,
+        batch: usize,
+    ) -> Option<(&mut BatchStage, &Arc<Indices>, Range<usize>)> {
+        let part = (batch < self.order.batches()).then(|| self.places(env, batch))?;
         let ServedEnv { samples, device, .. } = &mut self.envs[env];
         match samples {
             EnvSamples::Staged(stage) if !part.is_empty() => {
-                stage.fill(self.permutations[*device].indices(), part, next)
+                Some((stage, self.permutations[*device].indices(), part))
             }
-            _ => Ok(()),
+            _ => None,
         }
     }
 }

@@ -14,7 +14,7 @@ const EPOCH_WORDS: usize = 2;
 /// Permutations and epochs on the host, laid out as in [`Permutations::tensors`]. The copy to
 /// the device reads them directly, without a staging buffer.
 #[derive(Default)]
-pub(super) struct Indices(Vec<u32>);
+pub(super) struct Indices(pub(super) Vec<u32>);
 
 impl Indices {
     pub(super) fn as_slice(&self) -> &[u32] {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meristem_device::{DType, DeviceId, MappedFile, Owner, Stream, Tensor};
+use meristem_device::{DType, DeviceId, HostBuffers, MappedFile, Owner, Stream, Tensor};
 
 use super::kernel::{SampleStorage, Storage};
 use super::loader::{ImageList, ImageLoader, LoadingImages};
@@ -12,6 +12,10 @@ use super::permutation::Indices;
 use crate::dataset::{Dataset, StoredSamples};
 use crate::error::Result;
 use crate::shape::{CHANNELS_BLOCKED, StoredType};
+
+/// Host buffers of one env: one that the loader fills, and one for each batch that the host enqueues
+/// before the device has copied it. Two would make the host wait for each copy.
+const HOST_BUFFERS: usize = 4;
 
 /// Two buffers (slots) of one env: the stream `uploads` fills one while the env's stream reads the
 /// other. On the device each stream waits for the other.
@@ -35,9 +39,50 @@ pub(super) struct BatchStage {
     /// Index of the slot that was filled last.
     turn: usize,
     /// Only for a CUDA device.
-    loader: Option<Arc<ImageLoader>>,
-    /// The images of the batch after the last that was uploaded.
+    host: Option<HostStage>,
+}
+
+/// Images in host memory, which are loaded ahead of their upload.
+struct HostStage {
+    loader: Arc<ImageLoader>,
+    /// Page-locked.
+    buffers: HostBuffers,
+    /// Images that are being loaded.
     loading: Option<LoadingImages>,
+}
+
+impl HostStage {
+    /// Host buffers of `bytes` bytes for uploads on this stream.
+    fn new(uploads: &Stream, loader: Arc<ImageLoader>, bytes: usize) -> Result<Self> {
+        let (stream, buffers) = (uploads.name(), HOST_BUFFERS);
+        tracing::debug!(stream, buffers, bytes, "locks host memory for streamed images");
+        let buffers = uploads.host_buffers(buffers, bytes)?;
+        Ok(Self { loader, buffers, loading: None })
+    }
+
+    /// Begins to load images, unless they are the images that are being loaded.
+    fn load(&mut self, images: ImageList) -> Result<()> {
+        let buffer = match self.loading.take() {
+            Some(loading) if loading.is_of(&images) => {
+                self.loading = Some(loading);
+                return Ok(());
+            }
+            // Images of an epoch that ended early. Their buffer is used again, or the loader could
+            // hold all of them.
+            Some(stale) => stale.wait()?,
+            None => self.buffers.take()?,
+        };
+        self.loading = Some(self.loader.load(images, buffer));
+        Ok(())
+    }
+
+    /// Uploads images that are being loaded, or loads them first, into a slot.
+    fn upload(&mut self, uploads: &Stream, slot: &Tensor, images: ImageList) -> Result<()> {
+        self.load(images)?;
+        let loading = self.loading.take();
+        let buffer = loading.map(LoadingImages::wait).transpose()?;
+        buffer.map_or(Ok(()), |buffer| Ok(uploads.upload_from("stage", slot, buffer)?))
+    }
 }
 
 impl BatchStage {
@@ -52,52 +97,53 @@ impl BatchStage {
         let (image, dtype) = (values * stored.size(), stored.dtype());
         let uploads = env.device().copy_stream(&format!("{} uploads", env.name()));
         let slots = slots([env, &uploads], capacity * values, dtype)?;
-        let file = file.clone();
-        Ok(Self { uploads, file, image, values, slots, turn: 0, loader, loading: None })
+        let host = loader.map(|loader| HostStage::new(&uploads, loader, capacity * image));
+        let (file, host) = (file.clone(), host.transpose()?);
+        Ok(Self { uploads, file, image, values, slots, turn: 0, host })
     }
 
     /// Gives the buffers another capacity. `env` is the env's stream.
     pub(super) fn resize(&mut self, env: &Stream, capacity: usize) -> Result<()> {
         let dtype = self.slots[0].0.dtype();
         self.slots = slots([env, &self.uploads], capacity * self.values, dtype)?;
-        self.loading = None;
+        if let Some(HostStage { loader, .. }) = self.host.take() {
+            self.host = Some(HostStage::new(&self.uploads, loader, capacity * self.image)?);
+        }
         Ok(())
     }
 
-    /// Begins to copy the images at places `part` of the permutations into the slot that was not
-    /// filled last. With a loader, also begins to load the images at places `next`, for the next
-    /// call. Waits for the loader, and not for the device: the device runs the copy after the
-    /// gather that last read the slot.
+    /// The images at places `part` of the permutations.
+    fn images(&self, permutation: &Arc<Indices>, part: Range<usize>) -> ImageList {
+        let (file, permutation) = (self.file.clone(), permutation.clone());
+        ImageList { file, image: self.image, permutation, part }
+    }
+
+    /// For a CUDA device, begins to load the images at places `part` of the permutations into host
+    /// memory, for the next [`Self::fill`]. If all host buffers are in use, waits for the oldest of
+    /// their copies, which counts as a synchronisation. Does nothing for a CPU device, whose workers
+    /// read the file.
     ///
     /// # Errors
-    /// The errors of the upload and of the loader. After an error [`Self::filled`] returns the same
-    /// slot as before.
-    pub(super) fn fill(
-        &mut self,
-        permutation: &Arc<Indices>,
-        part: Range<usize>,
-        next: Option<Range<usize>>,
-    ) -> Result<()> {
-        let (file, image) = (&self.file, self.image);
-        let list = |part| {
-            let (file, permutation) = (file.clone(), permutation.clone());
-            ImageList { file, image, permutation, part }
-        };
+    /// The errors of [`HostBuffers::take`](meristem_device::HostBuffers::take) and of the loader.
+    pub(super) fn load(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
+        let images = self.images(permutation, part);
+        self.host.as_mut().map_or(Ok(()), |host| host.load(images))
+    }
+
+    /// Begins to copy the images at places `part` of the permutations into the slot that was not
+    /// filled last. Waits for the loader, and not for the device, unless [`Self::load`] would: the
+    /// device runs the copy after the gather that last read the slot.
+    ///
+    /// # Errors
+    /// The errors of the upload and of [`Self::load`]. After an error [`Self::filled`] returns the
+    /// same slot as before.
+    pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         let (turn, values) = (self.turn ^ 1, part.len() * self.values);
-        let (slot, images) = (self.slots[turn].0.view(0, [values])?, list(part));
-        if let Some(loader) = &self.loader {
-            let load = |images: ImageList| -> Result<LoadingImages> {
-                let buffer = self.uploads.device().host_buffer(images.bytes())?;
-                Ok(loader.load(images, buffer))
-            };
-            let loading = match self.loading.take().filter(|loading| loading.is_of(&images)) {
-                Some(loading) => loading,
-                None => load(images)?,
-            };
-            self.uploads.upload_from("stage", &slot, loading.wait()?)?;
-            self.loading = next.map(|next| load(list(next))).transpose()?;
-        } else {
-            self.uploads.upload("stage", &slot, move |to| images.copy(to))?;
+        let (slot, images) =
+            (self.slots[turn].0.view(0, [values])?, self.images(permutation, part));
+        match &mut self.host {
+            Some(host) => host.upload(&self.uploads, &slot, images)?,
+            None => self.uploads.upload("stage", &slot, move |to| images.copy(to))?,
         }
         self.turn = turn;
         Ok(())

@@ -52,14 +52,6 @@ impl CudaStream {
         match self.0 {}
     }
 
-    pub(crate) fn staging(
-        &self,
-        _bytes: usize,
-        _before_wait: impl Fn() -> Result<()>,
-    ) -> Result<StagingBuffer> {
-        match self.0 {}
-    }
-
     pub(crate) fn load(
         &self,
         _sources: &[&'static KernelSource],
@@ -90,6 +82,10 @@ impl StagingBuffer {
 pub(crate) struct PeerMembership(Never);
 
 impl PeerMembership {
+/// Page-locked buffers of one size.
+#[derive(Debug)]
+pub(crate) struct StagingRing(#[expect(dead_code, reason = "it has no value")] Never);
+
     /// # Errors
     /// [`Error::NotCompiled`].
     pub(crate) fn library() -> Result<String> {
@@ -184,6 +180,19 @@ impl CudaQueue {
         _staging: StagingBuffer,
         _record: LaunchRecord,
         _counters: &Counters,
+    pub(crate) fn staging_ring(&self, _count: usize, _bytes: usize) -> Result<Arc<StagingRing>> {
+        match self.0 {}
+    }
+
+    pub(crate) fn take_staging<G>(
+        &self,
+        _ring: &Arc<StagingRing>,
+        _before_wait: impl Fn() -> Result<G>,
+        _before_growth: impl Fn() -> Result<()>,
+    ) -> Result<StagingBuffer> {
+        match self.0 {}
+    }
+
     ) -> Result<CudaTask> {
         match self.0 {}
     }
@@ -191,7 +200,6 @@ impl CudaQueue {
     pub(crate) fn fuse(
         &self,
         _tasks: Vec<CudaTask>,
-        _counters: &Counters,
         _reclaim: &dyn Fn(),
     ) -> Result<Option<CudaTask>> {
         match self.0 {}

@@ -31,7 +31,7 @@ pub use args::Args;
 pub(crate) use args::{Arg, LaunchRecord};
 pub(crate) use block::{BlockSource, MemoryBlock};
 pub use call::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Program};
-pub(crate) use cuda::{PeerMembership, StagingBuffer};
+pub(crate) use cuda::{PeerMembership, StagingBuffer, StagingRing};
 pub(crate) use executor::{Executor, Task, TaskEnd, check_may_wait, on_worker};
 pub use fill::Fill;
 pub(crate) use host_block::ALIGNMENT;

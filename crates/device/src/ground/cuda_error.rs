@@ -102,6 +102,19 @@ pub enum CudaError {
         /// NCCL's explanation.
         message: String,
     },
+    /// The system did not lock the memory of host buffers.
+    #[error(
+        "the system did not lock {count} host buffers of {bytes} bytes in memory ({cause}); for \
+         streamed data use smaller batches, fewer envs, or a data budget that holds the dataset"
+    )]
+    NoLockedMemory {
+        /// Number of buffers.
+        count: usize,
+        /// Bytes of each.
+        bytes: usize,
+        /// The driver's error.
+        cause: String,
+    },
     /// A call failed.
     #[error("{function} failed with {code}: {message}")]
     Call {

@@ -3,14 +3,60 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::{Device, DeviceBackend, Launch, Stream, Tensor};
-use crate::execution::{HostBytes, StagingBuffer, StreamWork, Transfer};
+use super::{Launch, Stream, Tensor};
+use crate::execution::{HostBytes, StagingBuffer, StagingRing, StreamWork, Transfer};
+use crate::ground::sync::Arc;
 use crate::ground::{Act, Error, Property, Result};
 use crate::hooks::Category;
 
-/// Host memory of a given size, from [`Device::host_buffer`]. Any thread may fill it, for example
-/// with the images of the next batch. [`Stream::upload_from`] consumes it. For a CUDA device it is
-/// page-locked, so that the device copies from it while the host continues.
+/// Host buffers of one size for uploads on one stream, from [`Stream::host_buffers`]. On a CUDA
+/// device they are page-locked, so that the device copies from them while the host continues, and
+/// they are allocated once, for uploads that repeat. On a CPU device each buffer is new.
+pub struct HostBuffers {
+    stream: Stream,
+    bytes: usize,
+    /// Only for a CUDA device.
+    ring: Option<Arc<StagingRing>>,
+}
+
+impl HostBuffers {
+    /// A buffer that no upload uses. Any thread may fill it. On a CUDA device, if all are in use,
+    /// waits for the oldest of their uploads on the stream, which counts as a synchronisation; if
+    /// the program holds them all, the number of buffers grows by one, which counts as an
+    /// allocation.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the
+    /// wait or the allocation.
+    #[track_caller]
+    pub fn take(&self) -> Result<HostBuffer> {
+        let (operation, site) = ("HostBuffers::take", Location::caller());
+        let (state, bytes) = (self.stream.state(), self.bytes);
+        let shared = &state.shared;
+        let memory = match (&self.ring, state.cuda_queue()) {
+            (Some(ring), Some(queue)) => {
+                let wait = || {
+                    shared.counters.note(Act::Synchronize, operation, site)?;
+                    Ok(shared.observers.host_waits(operation, Some(site)))
+                };
+                let grow = || shared.counters.note(Act::Allocate, operation, site);
+                HostMemory::Staging(queue.take_staging(ring, wait, grow)?)
+            }
+            _ => HostMemory::Plain(vec![0; bytes].into()),
+        };
+        Ok(HostBuffer { memory: Some(memory), bytes })
+    }
+}
+
+impl fmt::Debug for HostBuffers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostBuffers(of {} bytes for {:?})", self.bytes, self.stream)
+    }
+}
+
+/// Host memory of a given size, from [`HostBuffers::take`]. Any thread may fill it, for example
+/// with the images of the next batch. [`Stream::upload_from`] consumes it; dropped, it is free for
+/// another upload.
 pub struct HostBuffer {
     /// `None` once it is uploaded.
     memory: Option<HostMemory>,
@@ -23,7 +69,7 @@ enum HostMemory {
 }
 
 impl HostBuffer {
-    /// Its bytes. The contents of a new buffer are unspecified.
+    /// Its bytes. The contents of a buffer that was not filled are unspecified.
     pub fn bytes(&mut self) -> &mut [u8] {
         match &mut self.memory {
             None => &mut [],
@@ -36,7 +82,7 @@ impl HostBuffer {
 }
 
 impl Drop for HostBuffer {
-    /// Keeps page-locked memory that was not uploaded for later buffers.
+    /// Keeps page-locked memory that was not uploaded for later uploads.
     fn drop(&mut self) {
         if let Some(HostMemory::Staging(staging)) = self.memory.take() {
             staging.give_back();
@@ -50,35 +96,25 @@ impl fmt::Debug for HostBuffer {
     }
 }
 
-impl Device {
-    /// Host memory for an upload of `bytes` bytes to this device. On a CUDA device it comes from
-    /// memory of uploads that are complete, if there is some. Waits for earlier copies while more
-    /// than 256 MiB of such memory are in flight; each wait counts as a synchronisation.
+impl Stream {
+    /// Host buffers of `bytes` bytes for uploads on this stream, best a stream from
+    /// [`copy_stream`](super::Device::copy_stream). On a CUDA device `count` of them are locked in
+    /// memory here, at least one, so that no upload allocates; does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the wait.
-    #[track_caller]
-    pub fn host_buffer(&self, bytes: usize) -> Result<HostBuffer> {
-        let (counters, site) = (&self.shared().counters, Location::caller());
-        let memory = match &self.0.backend {
-            DeviceBackend::Cpu { .. } => HostMemory::Plain(vec![0; bytes].into()),
-            DeviceBackend::Cuda { copies, .. } => {
-                let wait = || counters.note(Act::Synchronize, "Device::host_buffer", site);
-                HostMemory::Staging(copies.staging(bytes, wait)?)
-            }
-        };
-        Ok(HostBuffer { memory: Some(memory), bytes })
+    /// [`Error::Cuda`] if the system does not lock that many bytes.
+    pub fn host_buffers(&self, count: usize, bytes: usize) -> Result<HostBuffers> {
+        let queue = self.state().cuda_queue();
+        let ring = queue.map(|queue| queue.staging_ring(count, bytes)).transpose()?;
+        Ok(HostBuffers { stream: self.clone(), bytes, ring })
     }
-}
 
-impl Stream {
-    /// Overwrites a tensor with the bytes of a buffer of its size, in stream order: one command,
-    /// counted as one copy to the device. Does not wait, unless the system had no page-locked
-    /// memory for the buffer: then the host waits, which counts as a synchronisation.
+    /// Overwrites a tensor with the first bytes of a buffer, in stream order: one command, counted
+    /// as one copy to the device. Does not wait.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`Error::Mismatch`] for a buffer
-    /// of another size.
+    /// that is smaller than the tensor.
     #[track_caller]
     pub fn upload_from(
         &self,
@@ -86,27 +122,25 @@ impl Stream {
         tensor: &Tensor,
         mut buffer: HostBuffer,
     ) -> Result<()> {
-        if buffer.bytes != tensor.bytes() {
+        if buffer.bytes < tensor.bytes() {
             return Err(Error::Mismatch {
                 operation,
                 argument: "buffer".to_owned(),
                 property: Property::Shape,
-                expected: format!("{} bytes", tensor.bytes()),
+                expected: format!("at least {} bytes", tensor.bytes()),
                 got: buffer.bytes.to_string(),
             });
         }
         let launch = Launch::new(self, operation, Some(Act::CopyToDevice), Location::caller());
         let launch = launch.write(tensor);
         match (buffer.memory.take(), self.state().cuda_queue()) {
-            (Some(HostMemory::Staging(staging)), Some(queue)) => {
-                launch.submit(Category::CopyToDevice, |record| {
-                    let task = queue.upload(staging, record, &self.state().shared.counters)?;
-                    Ok(StreamWork::Cuda(Box::new(task)))
-                })
-            }
+            (Some(HostMemory::Staging(staging)), Some(queue)) => launch
+                .submit(Category::CopyToDevice, |record| {
+                    Ok(StreamWork::Cuda(Box::new(queue.upload(staging, record)?)))
+                }),
             (memory, _) => {
                 buffer.memory = memory;
-                let bytes = buffer.bytes().into();
+                let bytes = buffer.bytes()[..tensor.bytes()].into();
                 launch.transfer(Transfer::Upload(HostBytes::Staged(bytes)))
             }
         }

@@ -26,7 +26,7 @@ use std::panic::Location;
 pub use event::Event;
 pub use expect::{Expect, Extent};
 pub use group::LaunchGroup;
-pub use host_buffer::HostBuffer;
+pub use host_buffer::{HostBuffer, HostBuffers};
 pub use launches::{Launches, PlannedLaunch};
 pub use lent::LentTensor;
 use operands::LaunchOperands;

@@ -65,8 +65,9 @@ impl Stream {
     ///   order; if `make` panics, the stream fails.
     /// - For a CUDA device the buffer is staging memory, and this function calls `make`; if `make`
     ///   panics, the panic reaches the caller, and nothing is enqueued. Waits for earlier copies
-    ///   while more than 256 MiB of staging memory are in use; each wait counts as a
-    ///   synchronization.
+    ///   while more than 256 MiB of staging memory are in use, and up to 64 MiB of an upload are
+    ///   page-locked: the host waits for larger ones. Each wait counts as a synchronization. For
+    ///   uploads that repeat, [`host_buffers`](Stream::host_buffers) has neither limit.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an

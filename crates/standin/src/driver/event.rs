@@ -6,7 +6,7 @@ use cudarc::driver::sys::{CUevent, CUresult, CUstream};
 
 use super::call::{INVALID, LOOK, driver, in_context, wait, write};
 use super::stream::stream;
-use crate::order::SimEvent;
+use crate::order::{DeviceWork, SimEvent};
 
 /// All flags of an event.
 const FLAGS: c_uint = 0b111;
@@ -35,12 +35,18 @@ driver! {
     /// Records the current end of a stream.
     fn cuEventRecord(hEvent: CUevent, hStream: CUstream) {
         in_context(|machine, device| {
-            let end = machine.end(stream(machine, device, hStream)?)?;
-            let event = machine.events.get_mut(hEvent as u64)?;
-            if event.device != device {
+            let stream = stream(machine, device, hStream)?;
+            let SimEvent { device: own, timed, .. } = *machine.events.get(hEvent as u64)?;
+            if own != device {
                 return Err(CUresult::CUDA_ERROR_INVALID_HANDLE);
             }
-            event.recorded = Some(end);
+            // The time of an event is not before the host records it.
+            let end = if timed {
+                machine.enqueue(stream, vec![], DeviceWork::Nothing)?
+            } else {
+                machine.end(stream)?
+            };
+            machine.events.get_mut(hEvent as u64)?.recorded = Some(end);
             Ok(())
         })
     }
@@ -69,8 +75,9 @@ driver! {
         wait(|machine, _| Ok(machine.events.get(event)?.recorded.into_iter().collect())).map(drop)
     }
 
-    /// Milliseconds between two events: one microsecond for each command between them, because the
-    /// stand-in does not model time.
+    /// Milliseconds between two events, of a device that runs the commands of all streams at once
+    /// and each in one microsecond: a trace shows what the order of the streams permits, and not
+    /// how long work takes.
     fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
         in_context(|machine, _| {
             let (start, end) = (hStart as u64, hEnd as u64);
@@ -84,9 +91,8 @@ driver! {
             if !machine.is_done(start) || !machine.is_done(end) {
                 return Err(CUresult::CUDA_ERROR_NOT_READY);
             }
-            let same = start.stream == end.stream;
-            let commands = if same { end.at as f32 - start.at as f32 } else { 1.0 };
-            write(pMilliseconds, commands * 1e-3)
+            let [start, end] = [start, end].map(|point| machine.time(point) as f64);
+            write(pMilliseconds, ((end - start) * 1e-3) as f32)
         })
     }
 }

@@ -85,6 +85,11 @@ impl GraphRun {
         self.done == self.plan.nodes.len()
     }
 
+    /// Number of nodes, which run one after another.
+    pub(crate) fn len(&self) -> usize {
+        self.plan.nodes.len()
+    }
+
     /// Takes the node at an index in the list of nodes that may run.
     fn advance(&mut self, choice: usize) -> Option<usize> {
         if choice >= self.ready.len() {

@@ -62,6 +62,8 @@ pub(crate) struct SimMachine {
     pub(crate) execs: HandleTable<BuiltExec>,
     engine: KernelRunner,
     random: SeededRandom,
+    /// Latest end of a command that the host has seen, see [`SimStream::ends`].
+    now: u64,
 }
 
 /// Eagerness of streams that the host does not wait for.
@@ -98,6 +100,7 @@ impl SimMachine {
             execs: HandleTable::new(),
             engine: KernelRunner::new(settings.seed),
             random: SeededRandom::new(settings.seed, 0),
+            now: 0,
         }
     }
 
@@ -113,7 +116,8 @@ impl SimMachine {
         after: Vec<StreamPoint>,
         work: DeviceWork,
     ) -> Result<StreamPoint, CUresult> {
-        self.push(stream, QueuedCommand { after, task: CommandTask::Work(work) })
+        let enqueued = self.now;
+        self.push(stream, QueuedCommand { after, enqueued, task: CommandTask::Work(work) })
     }
 
     /// Appends a launch of a graph to a stream.
@@ -125,6 +129,7 @@ impl SimMachine {
         let BuiltExec { plan, last, .. } = self.execs.get(exec)?;
         let command = QueuedCommand {
             after: last.iter().copied().collect(),
+            enqueued: self.now,
             task: CommandTask::Graph(GraphRun::new(Arc::clone(plan))),
         };
         let point = self.push(stream, command)?;
@@ -166,6 +171,15 @@ impl SimMachine {
         self.streams.get(point.stream).map_or(true, |stream| stream.done >= point.at)
     }
 
+    /// Time at which a point is done, see [`SimStream::ends`].
+    pub(crate) fn time(&self, point: StreamPoint) -> u64 {
+        let stream = self.streams.get(point.stream).ok();
+        let last = (point.at as usize).checked_sub(1);
+        let end = stream.zip(last).and_then(|(stream, last)| stream.ends.get(last).copied());
+        // A stream that is gone was done before.
+        end.unwrap_or(if stream.is_some() { 0 } else { self.now })
+    }
+
     /// The current end of a stream.
     pub(crate) fn end(&self, stream: u64) -> Result<StreamPoint, CUresult> {
         Ok(StreamPoint { stream, at: self.streams.get(stream)?.enqueued })
@@ -199,6 +213,7 @@ impl SimMachine {
             let stream = able[self.random.below(able.len())];
             self.step(stream);
         }
+        self.now = points.iter().map(|point| self.time(*point)).fold(self.now, u64::max);
         self.sweep();
         for point in points {
             if let Ok(stream) = self.streams.get(point.stream) {
@@ -221,6 +236,9 @@ impl SimMachine {
         let commands = self.random.below(QUERY_COMMANDS + 1);
         self.run_some(commands);
         let done = self.is_done(point);
+        if done {
+            self.now = self.now.max(self.time(point));
+        }
         self.sweep();
         done
     }
@@ -295,23 +313,35 @@ impl SimMachine {
 
     /// Runs the first command of a stream, or one node of it.
     fn step(&mut self, handle: u64) {
+        let Some(begin) = self.begin(handle) else { return };
         let Ok(stream) = self.streams.get_mut(handle) else { return };
         let device = stream.device;
         let Some(first) = stream.queue.front_mut() else { return };
-        let (work, is_last) = match &mut first.task {
-            CommandTask::Work(work) => (std::mem::replace(work, DeviceWork::Nothing), true),
+        let (work, is_last, duration) = match &mut first.task {
+            CommandTask::Work(DeviceWork::Nothing) => (DeviceWork::Nothing, true, 0),
+            CommandTask::Work(work) => (std::mem::replace(work, DeviceWork::Nothing), true, 1),
             CommandTask::Graph(run) => {
                 let work = run.take(&mut self.random).unwrap_or(DeviceWork::Nothing);
-                (work, run.is_done())
+                (work, run.is_done(), run.len() as u64)
             }
         };
         if is_last {
             stream.queue.pop_front();
             stream.done += 1;
+            stream.ends.push(begin + duration);
         }
         if let Err(fault) = work.run(&mut self.engine, &self.memory) {
             self.fail(device, fault);
         }
+    }
+
+    /// Time at which the first command of a stream begins, see [`SimStream::ends`].
+    fn begin(&self, handle: u64) -> Option<u64> {
+        let stream = self.streams.get(handle).ok()?;
+        let first = stream.queue.front()?;
+        let before = first.after.iter().map(|point| self.time(*point));
+        let own = stream.ends.last().copied().unwrap_or(0);
+        Some(before.fold(own.max(first.enqueued), u64::max))
     }
 
     /// Records a fault of a device, and drops the commands of its streams.
@@ -418,6 +448,27 @@ mod tests {
             of.look(b, &[point])
         });
         assert_eq!(ordered, BTreeSet::from([1, 2]));
+    }
+
+    /// Times are of a device that runs streams at once, whatever the order in which they ran here.
+    #[test]
+    fn times_follow_from_the_order_alone() {
+        let times = over_seeds(|mut of| {
+            let [a, b] = of.streams;
+            let first = of.fill(a, 1, &[]);
+            let second = of.fill(a, 1, &[]);
+            // Beside the second fill, and after it.
+            let beside = of.fill(b, 1, &[first]);
+            let after = of.fill(b, 1, &[second]);
+            of.look(b, &[]);
+            // The host has seen the end of the copy, the fourth command of a chain.
+            let late = of.fill(a, 1, &[]);
+            of.look(a, &[]);
+            let times = [first, second, beside, after, late].map(|point| of.machine.time(point));
+            assert_eq!(times, [1, 2, 2, 3, 5]);
+            0
+        });
+        assert_eq!(times.len(), 1);
     }
 
     #[test]

@@ -11,6 +11,8 @@ use super::work::DeviceWork;
 pub(crate) struct QueuedCommand {
     /// Points in other streams that come before.
     pub(crate) after: Vec<StreamPoint>,
+    /// Time at which it was enqueued, see [`SimStream::ends`].
+    pub(crate) enqueued: u64,
     pub(crate) task: CommandTask,
 }
 
@@ -37,12 +39,17 @@ pub(crate) struct SimStream {
     pub(crate) enqueued: u64,
     /// Number of commands that are done.
     pub(crate) done: u64,
+    /// End of each command that is done, in microseconds. The stand-in runs one command at a time;
+    /// these are the times of a device that runs the commands of all streams at once, each kernel,
+    /// copy or fill for one microsecond, and no command before it is enqueued or before the end of
+    /// a command that it waits for.
+    pub(crate) ends: Vec<u64>,
 }
 
 impl SimStream {
     pub(crate) fn new(device: usize, blocking: bool) -> Self {
         let queue = VecDeque::new();
-        Self { device, blocking, destroyed: false, queue, enqueued: 0, done: 0 }
+        Self { device, blocking, destroyed: false, queue, enqueued: 0, done: 0, ends: vec![] }
     }
 }
 

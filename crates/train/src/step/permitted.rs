@@ -34,20 +34,21 @@ fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
     if device.has_graphs { pass.gathered + 2 * graphs } else { 0 }
 }
 
-/// Waits for staging memory in a pass with `uploads` uploads to a CUDA device. More than 256 MiB of
-/// images that are on their way hold the host back, which waits for each upload at most once; and
-/// the upload itself waits if no page-locked memory was left for it.
-fn staging_waits(device: &ScopedDevice, uploads: u64) -> u64 {
-    if device.has_graphs { 2 * uploads } else { 0 }
+/// Waits for host memory of streamed images for a CUDA device while `loads` batches are loaded from
+/// their file. An env has a fixed number of host buffers. If all are on their way to the device, the
+/// host waits for the oldest: at most once for each batch that it loads.
+fn staging_waits(device: &ScopedDevice, loads: u64) -> u64 {
+    if device.has_graphs { loads } else { 0 }
 }
 
 /// Limits of the inner loop on a device. The permutation and the first batch were uploaded, and
 /// plans and buffers were created, before the loop. So the loop only copies the streamed images of
 /// each env, and address tables.
 pub(crate) fn train_step(device: &ScopedDevice, pass: PassBatches) -> Counts {
-    let uploads = pass.uploaded.saturating_sub(1);
-    let copies_to_device = device.envs * uploads + address_tables(device, pass);
-    let synchronizations = staging_waits(device, device.envs * pass.uploaded);
+    let uploads = device.envs * pass.uploaded.saturating_sub(1);
+    let copies_to_device = uploads + address_tables(device, pass);
+    // The first two batches were loaded before the loop.
+    let synchronizations = staging_waits(device, uploads);
     Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
 
@@ -56,7 +57,9 @@ pub(crate) fn train_step(device: &ScopedDevice, pass: PassBatches) -> Counts {
 pub(crate) fn statistics(device: &ScopedDevice, pass: PassBatches) -> Counts {
     let uploads = device.envs * pass.uploaded;
     let copies_to_device = 1 + uploads + address_tables(device, pass);
-    let synchronizations = staging_waits(device, uploads);
+    // The pass ends before the epoch does, so one more batch of each env is loaded than copied.
+    let loads = if pass.uploaded > 0 { uploads + device.envs } else { 0 };
+    let synchronizations = staging_waits(device, loads);
     Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
 
@@ -127,4 +130,36 @@ pub(crate) fn decide(device: &ScopedDevice, ranks: u64, taught: bool) -> Counts 
 pub(crate) fn snapshot(device: &ScopedDevice) -> Counts {
     // Parameters, statistics and counters of a fossilized module; all other memory is reused.
     Counts { allocations: 3 * device.envs, ..Counts::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CPU: ScopedDevice = ScopedDevice { envs: 3, has_graphs: false };
+    const GPU: ScopedDevice = ScopedDevice { envs: 3, has_graphs: true };
+
+    fn pass(uploaded: u64) -> PassBatches {
+        PassBatches { gathers: 1, gathered: 9, uploaded, distinct: 2 }
+    }
+
+    /// Only streamed images for a GPU may have to wait for host memory: the batches that are loaded
+    /// within the scope, of 3 envs in training, and of all envs together on the control split.
+    #[test]
+    fn waits_for_host_memory_are_permitted_for_streamed_images_on_a_gpu() {
+        let waits = |device: &ScopedDevice, pass: PassBatches| {
+            let control = control_step(device, 1, pass).synchronizations;
+            // One of these is the wait for the metrics.
+            let [train, statistics] = [train_step(device, pass), statistics(device, pass)];
+            [train.synchronizations, statistics.synchronizations, control - 1]
+        };
+        assert_eq!([waits(&CPU, pass(10)), waits(&CPU, pass(0))], [[0; 3]; 2]);
+        assert_eq!(waits(&GPU, pass(0)), [0; 3]);
+        assert_eq!(waits(&GPU, pass(1)), [0, 3 * 2, 1]);
+        assert_eq!(waits(&GPU, pass(10)), [3 * 9, 3 * 11, 10]);
+        // Images are copied to both kinds of devices, those of the first batch before the loop.
+        let copies = |device, pass| train_step(device, pass).copies_to_device;
+        assert_eq!([copies(&CPU, pass(10)), copies(&CPU, pass(0))], [3 * 9, 0]);
+        assert_eq!(copies(&GPU, pass(10)) - copies(&GPU, pass(0)), 3 * 9);
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::sys::CUdevice_attribute_enum as Attribute;
 
 use super::compiler::Architecture;
-use super::driver::{self, Called, Pinned, Primary};
+use super::driver::{self, Called, CudaEvent, Pinned, Primary};
 use super::module::KernelModule;
 use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, Mutex, OnceLock, lock};
@@ -65,6 +65,9 @@ pub(crate) struct CudaContext {
     /// Compiled sources, by their addresses.
     modules: Mutex<HashMap<usize, Arc<KernelModule>>>,
     pinned: Mutex<FreePinned>,
+    /// A reached event with its time on the host. Times of all streams are measured from it, so
+    /// that they can be compared.
+    pub(super) anchor: Mutex<Option<(Arc<CudaEvent>, Instant)>>,
     failure: OnceLock<DeviceFailure>,
     /// An error without a known reason yet, and the time at which the device fails with this error.
     suspended: OnceLock<(Instant, CudaError)>,
@@ -97,6 +100,7 @@ impl CudaContext {
             target: Architecture::from_capability(capability),
             modules: Mutex::default(),
             pinned: Mutex::default(),
+            anchor: Mutex::default(),
             failure: OnceLock::new(),
             suspended: OnceLock::new(),
             primary: Primary::retain(device)?,
@@ -201,6 +205,13 @@ impl CudaContext {
         free.bytes += pieces.len() * size;
         free.class(class).append(&mut pieces);
         taken
+    }
+
+    /// Locks memory ahead of the copies that need it: afterwards at least `count` pieces of `bytes`
+    /// bytes are free, if the system has them. Bind first.
+    pub(super) fn reserve_pinned(&self, bytes: usize, count: usize) {
+        let taken: Vec<Pinned> = (0..count).map_while(|_| self.take_pinned(bytes)).collect();
+        taken.into_iter().for_each(|pinned| self.give_pinned(pinned));
     }
 
     /// Takes back memory that no copy uses any more. Bind first.

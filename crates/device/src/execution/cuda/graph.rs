@@ -72,15 +72,17 @@ struct GraphInstance {
 }
 
 impl CudaGraph {
-    /// Builds the graph, and allocates all memory that its launches need. The context is current.
-    /// Waits for the driver, but not for the device.
+    /// Builds the graph, and allocates all memory that its launches need, page-locked memory for the
+    /// copies of its tables too. The context is current. Waits for the driver, but not for the
+    /// device.
     pub(super) fn build(
         (context, stream): (&Arc<CudaContext>, &RawStream),
         branches: Vec<Branch>,
     ) -> Called<CudaGraph> {
+        let bytes = size_of::<u64>() * branches.iter().map(Branch::addresses).sum::<usize>();
+        context.reserve_pinned(bytes, INSTANCES);
         let instance = |_| {
-            let addresses: usize = branches.iter().map(Branch::addresses).sum();
-            let table = block(context, addresses * size_of::<u64>())?;
+            let table = block(context, bytes)?;
             let exec = CudaGraphBuilder::new()?.build(&branches, table.address())?;
             exec.upload(stream)?;
             Ok(GraphInstance { exec, table, addresses: vec![] })

@@ -68,6 +68,6 @@ mod task;
 pub(crate) use context::CudaContext;
 pub(crate) use nccl::PeerMembership;
 pub(crate) use queue::CudaQueue;
-pub(crate) use staging::StagingBuffer;
+pub(crate) use staging::{StagingBuffer, StagingRing};
 pub(crate) use stream::{CudaStream, OnComplete};
 pub(crate) use task::CudaTask;

@@ -23,7 +23,7 @@ use super::context::CudaContext;
 use super::fusion::{Fusion, branches};
 use super::nccl::PeerMembership;
 use super::program::BoundProgram;
-use super::staging::StagingBuffer;
+use super::staging::{StagingBuffer, StagingRing};
 use super::stream::{CudaStream, OnComplete};
 use super::task::{CudaTask, TaskAct};
 use crate::execution::args::LaunchRecord;
@@ -162,21 +162,33 @@ impl CudaQueue {
         Ok(CudaTask { record, act })
     }
 
-    /// An upload of staging memory that is filled. If it is not page-locked, the copy makes the
-    /// host wait, which counts as a synchronisation.
+    /// A ring of `count` page-locked buffers of `bytes` bytes, for uploads on this stream.
     ///
     /// # Errors
-    /// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait.
-    pub(crate) fn upload(
+    /// [`Error::Cuda`] if the system does not lock that many bytes.
+    pub(crate) fn staging_ring(&self, count: usize, bytes: usize) -> Result<Arc<StagingRing>> {
+        StagingRing::new(self.stream.context(), count, bytes)
+    }
+
+    /// A buffer of a ring, as [`CudaStream::take_staging`].
+    ///
+    /// # Errors
+    /// As [`CudaStream::take_staging`].
+    pub(crate) fn take_staging<G>(
         &self,
-        staging: StagingBuffer,
-        record: LaunchRecord,
-        counters: &Counters,
-    ) -> Result<CudaTask> {
+        ring: &Arc<StagingRing>,
+        before_wait: impl Fn() -> Result<G>,
+        before_growth: impl Fn() -> Result<()>,
+    ) -> Result<StagingBuffer> {
+        self.stream.take_staging(ring, before_wait, before_growth)
+    }
+
+    /// An upload of a filled buffer of a ring.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`].
+    pub(crate) fn upload(&self, staging: StagingBuffer, record: LaunchRecord) -> Result<CudaTask> {
         self.check()?;
-        if staging.is_plain() && record.args[0].bytes > 0 {
-            counters.note(Act::Synchronize, record.operation, record.site)?;
-        }
         Ok(CudaTask { record, act: TaskAct::Upload(staging) })
     }
 

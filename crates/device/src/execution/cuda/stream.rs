@@ -39,7 +39,7 @@ use super::context::CudaContext;
 use super::driver::{Called, CudaEvent, RawStream};
 use super::enqueue::{Completion, Enqueue};
 use super::graph::{Branch, CudaGraph};
-use super::staging::StagingBuffer;
+use super::staging::{StagingBuffer, StagingRing};
 use super::task::CudaTask;
 use crate::execution::call::KernelSource;
 use crate::ground::sync::{Arc, AtomicSeq, Mutex, MutexGuard, Ordering, lock};
@@ -47,7 +47,8 @@ use crate::ground::{DeviceId, Error, Result};
 
 /// Number of pending tasks at which a stream polls the device, to complete the tasks that have run.
 const POLL_AT: usize = 64;
-/// Bytes of staging memory in flight above which an upload waits for the oldest task.
+/// Bytes of staging memory in flight above which an upload waits for the oldest task. Uploads from a
+/// ring do not count.
 const STAGED_MAX: usize = 256 << 20;
 
 /// Largest number of graphs that a stream keeps: enough for some batch sizes, and for the phases of
@@ -77,12 +78,10 @@ struct CudaStreamState {
     recorded: VecDeque<RecordedEvent>,
     /// Tasks with a completion to run, in order.
     pending: VecDeque<PendingTask>,
-    /// Bytes of staging memory of the pending tasks.
+    /// Bytes of staging memory of the pending tasks, without memory of rings.
     staged: usize,
     /// Events for reuse, without timing.
     spare: Vec<CudaEvent>,
-    /// A reached event with its time on the host: other times are measured from it.
-    anchor: Option<(Arc<CudaEvent>, Instant)>,
 }
 
 /// A recorded event. It is reached when the task of this sequence number is completed.
@@ -147,7 +146,7 @@ impl CudaStream {
     ///
     /// # Errors
     /// [`Error::Cuda`]; any error of `before_wait`.
-    pub(crate) fn staging(
+    pub(super) fn staging(
         &self,
         bytes: usize,
         before_wait: impl Fn() -> Result<()>,
@@ -160,11 +159,54 @@ impl CudaStream {
             };
             let Some(oldest) = oldest else { break };
             before_wait()?;
+            let device = self.context.id;
+            tracing::debug!(%device, limit = STAGED_MAX, "an upload waits for staging memory");
             self.wait(oldest);
         }
         let device = self.context.id;
         self.context.bind().map_err(|source| Error::Cuda { device, source })?;
         Ok(StagingBuffer::new(&self.context, bytes))
+    }
+
+    /// A buffer of a ring for an upload on this stream. If all are in use, waits for the oldest
+    /// upload from the ring, and calls `before_wait`, whose result is dropped after the wait. If
+    /// the host holds all of them, the ring grows, after `before_growth`. The caller holds no lock.
+    ///
+    /// # Errors
+    /// [`Error::DeviceFailed`]; the errors of [`StagingRing::grow`], `before_wait` and
+    /// `before_growth`.
+    pub(super) fn take_staging<G>(
+        &self,
+        ring: &Arc<StagingRing>,
+        before_wait: impl Fn() -> Result<G>,
+        before_growth: impl Fn() -> Result<()>,
+    ) -> Result<StagingBuffer> {
+        loop {
+            self.context.check()?;
+            if let Some(free) = ring.take() {
+                return Ok(free);
+            }
+            let of_ring = |task: &&PendingTask| {
+                task.completion.staging.as_ref().is_some_and(|staging| staging.is_of(ring))
+            };
+            let oldest = lock(&self.state).pending.iter().find(of_ring).map(|task| task.sequence);
+            match oldest {
+                // Looking completes the upload if it is done.
+                Some(oldest) if self.is_done(oldest) => {}
+                Some(oldest) => {
+                    let _waiting = before_wait()?;
+                    self.wait(oldest);
+                }
+                // A buffer whose upload was completed in between is free.
+                None => {
+                    if let Some(free) = ring.take() {
+                        return Ok(free);
+                    }
+                    before_growth()?;
+                    return ring.grow();
+                }
+            }
+        }
     }
 
     /// The graph of these branches. Calls `before` if the graph must be built, and `reclaim`, which
@@ -313,7 +355,7 @@ impl CudaStream {
         let Some(task) = task else { return Ok(()) };
         let before = match on_complete {
             Some(_) => {
-                self.set_anchor(state)?;
+                self.set_anchor()?;
                 Some(self.recorded(true)?)
             }
             None => None,
@@ -335,7 +377,7 @@ impl CudaStream {
         };
         let kept = completion.staging.is_some() || completion.graph.is_some();
         if kept || completion.member.is_some() || timed.is_some() {
-            state.staged += completion.staging.as_ref().map_or(0, StagingBuffer::size);
+            state.staged += completion.staging.as_ref().map_or(0, StagingBuffer::limited_bytes);
             state.pending.push_back(PendingTask { sequence: state.issued, completion, timed });
         }
         result
@@ -348,12 +390,13 @@ impl CudaStream {
         Ok(event)
     }
 
-    /// Sets the anchor, from which times are measured, if it is not set.
-    fn set_anchor(&self, state: &mut CudaStreamState) -> Called {
-        if state.anchor.is_none() {
+    /// Sets the device's anchor, from which times are measured, if it is not set.
+    fn set_anchor(&self) -> Called {
+        let mut anchor = lock(&self.context.anchor);
+        if anchor.is_none() {
             let event = self.recorded(true)?;
             event.synchronize()?;
-            state.anchor = Some((Arc::new(event), Instant::now()));
+            *anchor = Some((Arc::new(event), Instant::now()));
         }
         Ok(())
     }
@@ -420,10 +463,10 @@ impl CudaStream {
             let Some(PendingTask { completion, timed, .. }) = state.pending.pop_front() else {
                 break;
             };
-            state.staged -= completion.staging.as_ref().map_or(0, StagingBuffer::size);
+            state.staged -= completion.staging.as_ref().map_or(0, StagingBuffer::limited_bytes);
             completion.complete();
             if let Some((before, after, on_complete)) = timed {
-                match self.times(state, &before, &after) {
+                match self.times(&before, &after) {
                     Ok((start, end)) => on_complete(start, end),
                     Err(cause) => self.context.fail("measure time", Location::caller(), cause),
                 }
@@ -432,24 +475,24 @@ impl CudaStream {
     }
 
     /// The times of two reached events on the host's clock.
-    fn times(
-        &self,
-        state: &mut CudaStreamState,
-        before: &CudaEvent,
-        after: &Arc<CudaEvent>,
-    ) -> Called<(Instant, Instant)> {
-        let Some((anchor, at)) = &state.anchor else {
+    fn times(&self, before: &CudaEvent, after: &Arc<CudaEvent>) -> Called<(Instant, Instant)> {
+        let mut anchor = lock(&self.context.anchor);
+        let Some((event, at)) = &*anchor else {
             let now = Instant::now();
             return Ok((now, now));
         };
-        let since = |event: &CudaEvent| event.seconds_since(anchor);
-        let later = |seconds: f64| *at + Duration::from_secs_f64(seconds.max(0.0));
-        let (start, end) = (later(since(before)?), later(since(after)?));
+        let since = |other: &CudaEvent| other.seconds_since(event);
+        // An event of another stream may be before an anchor that was set later.
+        let time = |seconds: f64| match Duration::from_secs_f64(seconds.abs()) {
+            before if seconds < 0.0 => at.checked_sub(before).unwrap_or(*at),
+            after => *at + after,
+        };
+        let (start, end) = (time(since(before)?), time(since(after)?));
         // The driver gives differences as f32 milliseconds, which are exact for short ones only.
-        if end.duration_since(*at) > Duration::from_secs(1) {
-            state.anchor = Some((after.clone(), end));
+        if end.saturating_duration_since(*at) > Duration::from_secs(1) {
+            *anchor = Some((after.clone(), end));
         }
-        Ok((start, end))
+        Ok((start, end.max(start)))
     }
 }
 

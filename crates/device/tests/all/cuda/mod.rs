@@ -7,8 +7,8 @@ mod exchange;
 mod graphs;
 
 use meristem_device::{
-    Act, Call, CudaError, DType, Device, DeviceId, DeviceOptions, Error, Fill, LaunchGroup, Owner,
-    Property, ScopePolicy, Stream, Tensor, Trace, read_back_as,
+    Act, Call, Counts, CudaError, DType, Device, DeviceId, DeviceOptions, Error, Fill, LaunchGroup,
+    Owner, Property, ScopePolicy, Stream, Tensor, Trace, read_back_as,
 };
 
 use crate::common::kernels::cuda::{LINE, Line, MISSING, SUM_BLOCKS, TRAP, WRONG_KERNEL};
@@ -160,9 +160,11 @@ fn buffers_of_another_thread_are_uploaded_in_stream_order() {
         let slots = [0, 1].map(|_| empty(&copies, 1000));
         let read = slots.each_ref().map(|slot| slot.on(&stream).unwrap());
         let sums = Tensor::zeros(&stream, [40], DType::U32, Owner::Other).unwrap();
+        // One more than the slots: after the first rounds all buffers have been used before.
+        let buffers = copies.host_buffers(3, 4000).unwrap();
         let before = device.counts();
         for round in 0..40usize {
-            let mut buffer = device.host_buffer(4000).unwrap();
+            let mut buffer = buffers.take().unwrap();
             let buffer = std::thread::spawn(move || {
                 let values = vec![round as u32 + 1; 1000];
                 buffer.bytes().copy_from_slice(bytemuck::cast_slice(&values));
@@ -175,25 +177,92 @@ fn buffers_of_another_thread_are_uploaded_in_stream_order() {
             stream.copy("keep", &[(&piece, &to)]).unwrap();
         }
         let counts = device.counts() - before;
-        assert_eq!((counts.copies_to_device, counts.synchronizations), (40, 0));
+        assert_eq!((counts.copies_to_device, counts.allocations), (40, 0));
+        // Each buffer that is taken again is waited for at most once.
+        assert!(counts.synchronizations <= 40 - 3, "{counts:?}");
         assert_eq!(sums.to_vec::<u32>().unwrap(), (1..=40).collect::<Vec<u32>>());
     }
 }
 
-/// A buffer of one device is uploaded to another by a copy; a buffer of another size is refused.
+/// A buffer of one device is uploaded to another by a copy; a buffer that is too small is refused.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn a_buffer_fits_the_tensor_and_goes_to_any_device() {
     let (device, other) = (gpu(1), open(DeviceId::Cpu(0), 1, None));
     let stream = other.stream("s");
     let tensor = Tensor::zeros(&stream, [3], DType::U32, Owner::Other).unwrap();
-    let mut buffer = device.host_buffer(12).unwrap();
-    buffer.bytes().copy_from_slice(bytemuck::cast_slice(&[7u32, 8, 9]));
+    let copies = device.copy_stream("copies");
+    let mut buffer = copies.host_buffers(1, 16).unwrap().take().unwrap();
+    buffer.bytes().copy_from_slice(bytemuck::cast_slice(&[7u32, 8, 9, 10]));
     stream.upload_from("upload", &tensor, buffer).unwrap();
     assert_eq!(tensor.to_vec::<u32>().unwrap(), [7, 8, 9]);
-    let buffer = device.host_buffer(16).unwrap();
+    let buffer = copies.host_buffers(1, 8).unwrap().take().unwrap();
     let error = stream.upload_from("upload", &tensor, buffer).unwrap_err().to_string();
-    assert!(error.contains("12 bytes") && error.contains("16"), "{error}");
+    assert!(error.contains("at least 12 bytes") && error.contains('8'), "{error}");
+}
+
+/// Page-locked memory of any size is allocated when the buffers are made, and not by uploads. Only
+/// a program that holds all buffers gets one more, which is counted.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn host_buffers_are_locked_before_the_first_upload() {
+    let device = gpu(1);
+    let copies = device.copy_stream("copies");
+    // More than an upload without a ring locks.
+    let buffers = copies.host_buffers(2, (64 << 20) + 4).unwrap();
+    let slot = Tensor::zeros(&copies, [(16 << 20) + 1], DType::U32, Owner::Other).unwrap();
+    let before = device.counts();
+    for round in 1..=5u8 {
+        let mut buffer = buffers.take().unwrap();
+        buffer.bytes()[64 << 20..].fill(round);
+        copies.upload_from("upload", &slot, buffer).unwrap();
+    }
+    let counts = device.counts() - before;
+    assert_eq!((counts.copies_to_device, counts.allocations), (5, 0));
+    assert!(counts.synchronizations <= 3, "{counts:?}");
+    let last = slot.view(16 << 20, [1]).unwrap();
+    assert_eq!(last.to_vec::<u32>().unwrap(), [u32::from_ne_bytes([5; 4])]);
+    let held = [buffers.take().unwrap(), buffers.take().unwrap()];
+    let scope = device.hot_scope("held", ScopePolicy::Deny);
+    let error = buffers.take().unwrap_err().to_string();
+    assert!(error.contains("any allocation") && error.contains("HostBuffers::take"), "{error}");
+    drop((scope, held));
+    // Dropped buffers are free again, and nothing is waited for.
+    let before = device.counts();
+    let _held = [buffers.take().unwrap(), buffers.take().unwrap()];
+    assert_eq!(device.counts() - before, Counts::default());
+    for bytes in [1 << 60, usize::MAX] {
+        let error = copies.host_buffers(2, bytes).unwrap_err().to_string();
+        let words = format!("did not lock 2 host buffers of {bytes} bytes");
+        assert!(error.contains(&words) && error.contains("smaller batches"), "{error}");
+    }
+}
+
+/// A wait for a host buffer is counted, and refused where waits are forbidden.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn a_wait_for_a_host_buffer_is_counted() {
+    let device = gpu(1);
+    let copies = device.copy_stream("copies");
+    let buffers = copies.host_buffers(1, 4).unwrap();
+    let slot = Tensor::zeros(&copies, [1], DType::U32, Owner::Other).unwrap();
+    let upload = || copies.upload_from("upload", &slot, buffers.take()?);
+    let before = device.counts();
+    (0..200).for_each(|_| upload().unwrap());
+    let counts = device.counts() - before;
+    assert_eq!((counts.copies_to_device, counts.allocations), (200, 0));
+    // On a GPU so short a copy may be done before the next.
+    let is_standin = std::env::var_os("MERISTEM_STANDIN_SEED").is_some();
+    assert!((u64::from(is_standin)..200).contains(&counts.synchronizations), "{counts:?}");
+    let scope = device.hot_scope("upload", ScopePolicy::Deny);
+    let _scope = scope.permit(Counts { copies_to_device: 200, ..Counts::default() });
+    match (0..200).find_map(|_| upload().err()) {
+        None => assert!(!is_standin, "no upload waits"),
+        Some(error) => {
+            let error = error.to_string();
+            assert!(error.contains("any wait") && error.contains("HostBuffers::take"), "{error}");
+        }
+    }
 }
 
 #[test]

@@ -12,7 +12,7 @@ use crate::common::{Meristem, command_output};
 
 /// Calls of the driver that the last of four steps takes, by function. Empty on a GPU, whose driver
 /// keeps no list.
-fn driver_calls_of_a_step(m: &Meristem, arguments: &str) -> BTreeMap<String, usize> {
+pub(super) fn driver_calls_of_a_step(m: &Meristem, arguments: &str) -> BTreeMap<String, usize> {
     let calls = |steps: usize| {
         let list = m.path(&format!("{steps}.calls"));
         let mut command = m.command();

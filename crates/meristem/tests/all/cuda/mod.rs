@@ -8,7 +8,11 @@ mod nccl;
 mod order;
 #[path = "../../../../comm/tests/all/common/port.rs"]
 mod port;
+#[path = "../../../../device/tests/all/common/trace.rs"]
+#[allow(dead_code, reason = "shared with the tests of the device")]
+mod read;
 mod resume;
+mod streamed;
 
 use crate::common::process::output;
 use crate::common::runs::{Outcome, outcome};

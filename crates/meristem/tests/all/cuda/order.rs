@@ -79,7 +79,7 @@ fn storage_memory_and_waits_change_no_bit() {
     assert_same(&run(&m, &limited, "limited", 2), &expected, "streamed, with little memory");
     assert!(reserved("limited") <= limit);
     let mut command = m.command();
-    let checked = format!("{GROWING} --devices cuda:0 --run-dir checked");
+    let checked = format!("{GROWING} --data-budget 1KiB --devices cuda:0 --run-dir checked");
     command.args(checked.split_whitespace()).env("MERISTEM_STANDIN_SEED", "3");
     command.env("MERISTEM_LAUNCH_BLOCKING", "1").env("MERISTEM_SANITIZE", "1");
     let said = command_output(output(&mut command));

@@ -129,3 +129,42 @@ fn a_ring_whose_consumer_lags() {
     assert_eq!((race.kind, &*race.first.stream, &*race.second.stream), expected("env", "loader"));
     assert_eq!((race.first.operation, race.second.operation), ("consume", "gather"));
 }
+
+/// Two slots of an env that a stream for copies fills from host buffers, one batch ahead, as with a
+/// streamed dataset: the env's stream gathers from one slot while the other is filled.
+fn streamed(device: &Device) -> Result<bool> {
+    let (uploads, env) = (device.copy_stream("uploads"), device.stream("env"));
+    let buffers = uploads.host_buffers(4, BYTES)?;
+    let slots = [empty(&uploads)?, empty(&uploads)?];
+    let on_env = [slots[0].on(&env)?, slots[1].on(&env)?];
+    let stage = |round: usize| {
+        let mut buffer = buffers.take()?;
+        let images = [round as u32; LEN];
+        buffer.bytes().copy_from_slice(bytemuck::cast_slice(&images));
+        uploads.upload_from("stage", &slots[round % 2], buffer)
+    };
+    let seen = (0..ROUNDS).map(|_| empty(&env)).collect::<Result<Vec<_>>>()?;
+    stage(0)?;
+    for (round, seen) in seen.iter().enumerate() {
+        env.copy("gather", &[(&on_env[round % 2], seen)])?;
+        stage(round + 1)?;
+    }
+    let seen = read_back_as::<u32>(&seen.iter().collect::<Vec<_>>())?;
+    Ok(seen.iter().enumerate().all(|(round, seen)| *seen == [round as u32; LEN]))
+}
+
+#[test]
+#[ignore = "needs a GPU or the stand-in"]
+fn a_gather_that_does_not_wait_for_its_upload() {
+    let race = check(&[EngineFault::NoWaitForProducer], streamed, None);
+    assert_eq!((race.kind, &*race.first.stream, &*race.second.stream), expected("uploads", "env"));
+    assert_eq!((race.first.operation, race.second.operation), ("stage", "gather"));
+}
+
+#[test]
+#[ignore = "needs a GPU or the stand-in"]
+fn an_upload_into_a_slot_that_is_still_read() {
+    let race = check(&[EngineFault::NoWaitForReaders], streamed, None);
+    assert_eq!((race.kind, &*race.first.stream, &*race.second.stream), expected("env", "uploads"));
+    assert_eq!((race.first.operation, race.second.operation), ("gather", "stage"));
+}
