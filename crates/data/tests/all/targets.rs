@@ -318,7 +318,7 @@ fn targets_in_memory() {
     let shape = SampleShape { channels: 1, height: 1, width: 1 };
     let names = |n: usize| (0..n).map(|i| format!("name {i}")).collect::<Vec<_>>();
     let of = |targets: SampleTargets<'_>, outputs| {
-        Dataset::from_floats(
+        Dataset::from_values(
             &device,
             InputKind::Vector,
             shape,

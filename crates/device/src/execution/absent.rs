@@ -79,7 +79,7 @@ impl StagingBuffer {
 
 /// Page-locked buffers of one size.
 #[derive(Debug)]
-pub(crate) struct StagingRing(#[expect(dead_code, reason = "it has no value")] Never);
+pub(crate) struct StagingRing(Never);
 
 /// Membership in a group of devices.
 #[derive(Debug)]

@@ -3,7 +3,6 @@
 use super::driver::driver_calls_of_a_step;
 use super::read::{Read, Slice};
 use super::{BARE, run};
-use crate::common::Meristem;
 use crate::common::runs::with_images;
 
 /// With streamed images a step locks no host memory, and frees none: what the copies need is
