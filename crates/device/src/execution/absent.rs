@@ -17,6 +17,11 @@ use crate::hooks::Counters;
 /// A callback for the completion of a task, with the times at which it began and ended.
 pub(crate) type OnComplete = Box<dyn FnOnce(Instant, Instant) + Send>;
 
+/// Whether the MPI library of this process takes addresses of CUDA memory: unknown in this build.
+pub fn mpi_takes_cuda_memory() -> Option<bool> {
+    None
+}
+
 /// No value.
 #[derive(Debug)]
 enum Never {}
@@ -77,15 +82,15 @@ impl StagingBuffer {
     }
 }
 
+/// Page-locked buffers of one size.
+#[derive(Debug)]
+pub(crate) struct StagingRing(#[expect(dead_code, reason = "it has no value")] Never);
+
 /// Membership in a group of devices.
 #[derive(Debug)]
 pub(crate) struct PeerMembership(Never);
 
 impl PeerMembership {
-/// Page-locked buffers of one size.
-#[derive(Debug)]
-pub(crate) struct StagingRing(#[expect(dead_code, reason = "it has no value")] Never);
-
     /// # Errors
     /// [`Error::NotCompiled`].
     pub(crate) fn library() -> Result<String> {
@@ -175,11 +180,6 @@ impl CudaQueue {
         match self.0 {}
     }
 
-    pub(crate) fn upload(
-        &self,
-        _staging: StagingBuffer,
-        _record: LaunchRecord,
-        _counters: &Counters,
     pub(crate) fn staging_ring(&self, _count: usize, _bytes: usize) -> Result<Arc<StagingRing>> {
         match self.0 {}
     }
@@ -193,6 +193,10 @@ impl CudaQueue {
         match self.0 {}
     }
 
+    pub(crate) fn upload(
+        &self,
+        _staging: StagingBuffer,
+        _record: LaunchRecord,
     ) -> Result<CudaTask> {
         match self.0 {}
     }
@@ -200,6 +204,7 @@ impl CudaQueue {
     pub(crate) fn fuse(
         &self,
         _tasks: Vec<CudaTask>,
+        _counters: &Counters,
         _reclaim: &dyn Fn(),
     ) -> Result<Option<CudaTask>> {
         match self.0 {}

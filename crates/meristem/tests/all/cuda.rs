@@ -520,6 +520,34 @@ fn a_run_uses_several_gpus() {
     assert!(m.path("two-1/summary.json").exists());
 }
 
+/// Ranks that are threads, each on a GPU, have the bits of ranks on one GPU, in any order of the
+/// GPUs. What they exchange passes through host memory, which a warning says.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn replicas_are_on_several_gpus() {
+    let m = with_images();
+    for (number, settings) in [REPLICAS, LOCAL].into_iter().enumerate() {
+        let expected = run(&m, settings, &format!("one-{number}"), 1);
+        for seed in ["1", "2"] {
+            let name = format!("two-{number}-{seed}");
+            let arguments = format!("{settings} --devices cuda:0,cuda:1 --run-dir {name}");
+            let mut command = m.command();
+            command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed);
+            let said = command_output(output(command.env("MERISTEM_STANDIN_DEVICES", "2")));
+            // A machine with one GPU.
+            if said.stderr.contains("there is no CUDA device 1") {
+                return;
+            }
+            assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+            let words = ["threads on several devices", "copies 1.00 N bytes from each GPU"];
+            let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(words.iter().all(|words| flat.contains(words)), "{}", said.stderr);
+            let got = outcome(&m, &name);
+            assert_eq!((&got.weights, &got.envs), (&expected.weights, &expected.envs), "{name}");
+        }
+    }
+}
+
 /// Starts processes that exchange over NCCL, as torchrun does, each with a separate GPU or stand-in
 /// driver. Returns the output of each.
 fn processes(m: &Meristem, arguments: &str) -> Vec<String> {
