@@ -50,7 +50,7 @@ pub struct Traffic {
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
 /// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
-/// the other ranks' calls, but not for the device; over [`mpi`](Communicator::mpi) and over TCP
+/// the other ranks' calls, but not for the device; between devices of a process, over [`mpi`](Communicator::mpi) and over TCP
 /// ([`rendezvous`](Communicator::rendezvous)) it waits for the tensors to send.
 ///
 /// Dropping a communicator notifies the other ranks: their current or next call fails at once with
@@ -64,8 +64,10 @@ pub struct Communicator {
 
 impl Communicator {
     /// Creates a group of `ranks` threads of this process: one communicator per thread, to be moved
-    /// into it. All tensors must be on one opening of one device, preferably with one stream per
-    /// rank.
+    /// into it. The tensors of a rank are on one device, preferably with one stream per rank. If
+    /// ranks are on different devices, or different openings of a device, elements pass through
+    /// host memory, and calls wait for the stream of the tensors that they send; the results have
+    /// the same bits.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for 0 ranks.

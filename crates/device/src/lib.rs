@@ -56,7 +56,7 @@ mod order;
 #[cfg(test)]
 mod tests;
 
-pub use execution::{Args, Fill, in_parts};
+pub use execution::{Args, Fill, in_parts, mpi_takes_cuda_memory};
 pub use execution::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Program};
 pub use ground::{Act, Counts, CudaError, Owner, OwnerUse, Property};
 pub use ground::{DType, DeviceId, Element, MAX_DIMS, MappedFile, MemoryFormat, Shape};

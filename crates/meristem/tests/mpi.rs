@@ -404,16 +404,37 @@ fn a_remark_about_settings_is_printed_by_one_rank() {
     }
 }
 
-/// Sums of GPUs over MPI go through host memory, which rank 0 says. On the processor there is
-/// nothing to say. CI runs it on the stand-in for the CUDA driver, too.
+/// Sums of GPUs over MPI go through host memory, which rank 0 says with its cost, and whether the MPI
+/// library could take memory of a GPU. On the processor there is nothing to say. CI runs it on the
+/// stand-in for the CUDA driver, too.
 #[test]
 fn gpus_over_mpi_are_named_as_slow() {
     let m = with_images();
     let device = std::env::var("MERISTEM_TEST_DEVICE").unwrap_or_else(|_| "cpu".into());
-    let run = format!("{RUN} --rounds 1 --steps 2 --comm mpi --devices {device} --run-dir run");
-    ok(&m, 2, &run);
-    let warned = rank_errors(&m, 0).contains("--comm nccl sends them from GPU to GPU");
-    assert_eq!(warned, device.starts_with("cuda"), "{}", rank_errors(&m, 0));
+    let run = format!("{RUN} --rounds 1 --steps 2 --comm mpi --devices {device} --run-dir");
+    ok(&m, 2, &format!("{run} run"));
+    let words = [
+        "a dense sum of N bytes copies 1.00 N bytes from each GPU",
+        "processes with --comm nccl send from GPU to GPU",
+    ];
+    let said = rank_errors(&m, 0);
+    for words in words {
+        assert_eq!(said.contains(words), device.starts_with("cuda"), "{said}");
+    }
+    if !device.starts_with("cuda") {
+        return;
+    }
+    // A library that says that it takes memory of a GPU, as Open MPI built with CUDA does.
+    fs::write(m.path("aware.c"), "int MPIX_Query_cuda_support(void) { return 1; }").unwrap();
+    let mut compile = Command::new("mpicc");
+    compile.args(["-shared", "-fPIC", "-o", "aware.so", "aware.c"]).current_dir(m.folder.path());
+    assert!(compile.status().unwrap().success());
+    let again = format!("{run} aware");
+    let mut command = mpirun(&m, &[], &[&again, &again]);
+    command.env("LD_PRELOAD", m.path("aware.so"));
+    assert!(ends(command).success(), "{}", rank_errors(&m, 0));
+    let said = rank_errors(&m, 0);
+    assert!(said.contains("although its library would take memory of a GPU"), "{said}");
 }
 
 /// With `--comm-debug` the collectives and the library log their operations.

@@ -132,7 +132,7 @@ pub use config::{TrainConfig, file as config_file, types as settings};
 pub use error::{Error, Result};
 pub use hosts::read_host;
 pub use record::events::Event;
-pub use record::observer::{Notice, Observer, Silent};
+pub use record::observer::{HostMemoryReason, Notice, Observer, Silent};
 pub use record::output::check_output;
 pub use record::score_keys::name_scores;
 pub use record::{events, reading, run_folder, summary, tensorboard, trace};

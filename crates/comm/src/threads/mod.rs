@@ -1,24 +1,29 @@
-//! Ranks that are threads of one process, on one device.
+//! Ranks that are threads of one process, on one device or on several.
 //!
 //! Ranks meet on a [`RankBoard`]: each contributes handles of its tensors. The last rank to arrive
 //! submits one group of launches that moves or sums all elements, one shard on each rank's stream.
 //! The threads wait for each other's *calls*. Accesses to elements are ordered on the device and no
 //! kernel blocks, so any number of workers suffices. Elements are not staged: a rank reads the
 //! other ranks' elements in place.
+//!
+//! Ranks on different devices find that out in their first exchange. From then on elements pass
+//! through host memory ([`messages`]), as between processes, and an exchange waits for the device.
 
 pub(crate) mod board;
+mod messages;
 mod sum;
 
 use std::ops::Range;
 use std::time::Duration;
 
-use meristem_device::{Args, DType, Device, LaunchGroup, Stream, Tensor};
+use meristem_device::{Args, DType, LaunchGroup, Stream, Tensor};
 use smallvec::SmallVec;
 
 use self::board::{LeaveReason, RankBoard};
+use self::messages::{HostMessage, match_up};
 use crate::check::GroupRank;
-use crate::error::{Error, Result};
-use crate::gpu;
+use crate::error::Result;
+use crate::log::COMM_LOG;
 use crate::number::with_number;
 use crate::spans::{Spans, parts};
 use crate::sync::Arc;
@@ -26,20 +31,36 @@ use crate::transport::{
     CollectiveCall, Parcel, Parcels, Reduction, Sum, Transport, check_parcels, shard,
 };
 use crate::watch::{GroupStatus, GroupWatch, Heartbeat};
+use crate::{gpu, host};
 
 /// Contribution of a rank to a rendezvous.
 struct ThreadArrival {
     call: CollectiveCall,
-    /// Stream for the rank's part of the work; `None` for a barrier or a split.
+    /// Stream for the rank's part of the work; `None` for a barrier, a split, or messages.
     stream: Option<Stream>,
     arguments: ThreadArguments,
 }
 
 /// Arguments of a rank's call.
 enum ThreadArguments {
-    Exchange { sends: Vec<Parcel>, receives: Vec<Parcel> },
-    Sum { input: Spans, output: Spans, reduction: Reduction },
-    Split { color: u64, key: u64 },
+    Exchange {
+        sends: Vec<Parcel>,
+        receives: Vec<Parcel>,
+    },
+    /// An exchange through host memory.
+    Messages {
+        sends: Vec<HostMessage>,
+        receives: Vec<Parcel>,
+    },
+    Sum {
+        input: Spans,
+        output: Spans,
+        reduction: Reduction,
+    },
+    Split {
+        color: u64,
+        key: u64,
+    },
     Barrier,
 }
 
@@ -56,6 +77,10 @@ impl ThreadArguments {
 /// Answer of the board to a rank.
 enum ThreadAnswer {
     Done,
+    /// Nothing is done, because the ranks are on different devices.
+    Apart,
+    /// The bytes of each parcel to receive.
+    Messages(Vec<Arc<Vec<u8>>>),
     Split(Threads),
 }
 
@@ -65,13 +90,15 @@ type Meeting = RankBoard<ThreadArrival, ThreadAnswer>;
 pub(crate) struct Threads {
     board: Arc<Meeting>,
     rank: usize,
+    /// Whether the ranks are known to be on different devices.
+    is_apart: bool,
 }
 
 impl Threads {
     /// The transports of a new group.
     pub(crate) fn all(size: usize, deadline: Duration) -> Vec<Threads> {
         let board = Arc::new(RankBoard::new(size, deadline));
-        (0..size).map(|rank| Threads { board: board.clone(), rank }).collect()
+        (0..size).map(|rank| Threads { board: board.clone(), rank, is_apart: false }).collect()
     }
 
     fn meet(
@@ -85,15 +112,44 @@ impl Threads {
         self.board.meet(call.operation, self.rank, arrival, |arrivals, answers| {
             let arrivals: Vec<&ThreadArrival> = arrivals.iter().flatten().collect();
             check_calls(&arrivals)?;
+            if are_apart(&arrivals) {
+                answers.iter_mut().for_each(|answer| *answer = Some(ThreadAnswer::Apart));
+                return Ok(());
+            }
             match arrivals[0].arguments {
                 ThreadArguments::Exchange { .. } => exchange(&arrivals)?,
                 ThreadArguments::Sum { .. } => sum(&arrivals)?,
+                ThreadArguments::Messages { .. } => return hand_over(&arrivals, answers),
                 ThreadArguments::Split { .. } => return split(&arrivals, deadline, answers),
                 ThreadArguments::Barrier => {}
             }
             answers.iter_mut().for_each(|answer| *answer = Some(ThreadAnswer::Done));
             Ok(())
         })
+    }
+
+    /// Exchanges through host memory. Waits for the device.
+    fn exchange_apart(
+        &self,
+        call: &CollectiveCall,
+        sends: &[Parcel],
+        receives: &[Parcel],
+    ) -> Result<()> {
+        let (sends, own) = (messages::read(sends)?, receives.to_vec());
+        let arguments = ThreadArguments::Messages { sends, receives: own };
+        if let ThreadAnswer::Messages(all) = self.meet(call, None, arguments)? {
+            for (Parcel { elements, .. }, bytes) in receives.iter().zip(all) {
+                host::deliver(elements, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Remembers that the ranks are on different devices.
+    fn note_apart(&mut self) {
+        self.is_apart = true;
+        let (rank, ranks) = (self.rank, self.board.size());
+        tracing::debug!(target: COMM_LOG, rank, ranks, "devices differ: through host memory");
     }
 }
 
@@ -125,9 +181,15 @@ impl Transport for Threads {
     ) -> Result<()> {
         let group = GroupRank { rank: self.rank(), size: self.size() };
         check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
-        let arguments =
-            ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
-        self.meet(call, Some(stream), arguments).map(drop)
+        if !self.is_apart {
+            let arguments =
+                ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
+            match self.meet(call, Some(stream), arguments)? {
+                ThreadAnswer::Apart => self.note_apart(),
+                _ => return Ok(()),
+            }
+        }
+        self.exchange_apart(call, sends, receives)
     }
 
     fn all_reduce(
@@ -136,10 +198,17 @@ impl Transport for Threads {
         stream: &Stream,
         sum: &Sum<'_, Spans>,
     ) -> Result<bool> {
+        if self.is_apart {
+            return Ok(false);
+        }
         // Serves both orders: each rank sums in rank order in either case.
         let (input, output) = (sum.input.clone(), sum.output.clone());
         let arguments = ThreadArguments::Sum { input, output, reduction: sum.reduction };
-        self.meet(call, Some(stream), arguments).map(|_| true)
+        let answer = self.meet(call, Some(stream), arguments)?;
+        if let ThreadAnswer::Apart = answer {
+            self.note_apart();
+        }
+        Ok(!self.is_apart)
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
@@ -165,7 +234,7 @@ impl Transport for Threads {
     fn split(&mut self, call: &CollectiveCall, color: u64, key: u64) -> Result<Box<dyn Transport>> {
         match self.meet(call, None, ThreadArguments::Split { color, key })? {
             ThreadAnswer::Split(threads) => Ok(Box::new(threads)),
-            ThreadAnswer::Done => unreachable!("calls are checked to be splits on all ranks"),
+            _ => unreachable!("calls are checked to be splits on all ranks"),
         }
     }
 }
@@ -188,58 +257,29 @@ impl GroupWatch for ThreadWatch {
     }
 }
 
-/// Compares the calls and the devices of all ranks.
+/// Compares the calls of all ranks.
 fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
     let calls: SmallVec<[CollectiveCall; 8]> =
         arrivals.iter().map(|arrival| arrival.call).collect();
-    crate::agree::check(&calls)?;
-    let devices = arrivals.iter().map(|arrival| arrival.stream.as_ref().map(Stream::device));
-    let first = devices.clone().next().flatten();
-    for (rank, device) in devices.enumerate().skip(1) {
-        if device != first {
-            let name = |d: Option<&Device>| d.map_or("none".into(), |d| format!("{d:?}"));
-            return Err(Error::Disagreement {
-                operation: calls[0].operation,
-                rank,
-                what: "a device with another opening,",
-                expected: name(first),
-                got: name(device),
-            });
-        }
-    }
-    Ok(())
+    crate::agree::check(&calls)
+}
+
+/// Whether the streams of the ranks are on different devices, or on different openings of one.
+fn are_apart(arrivals: &[&ThreadArrival]) -> bool {
+    let mut devices = arrivals.iter().map(|arrival| arrival.stream.as_ref().map(Stream::device));
+    let first = devices.next().flatten();
+    devices.any(|device| device != first)
 }
 
 /// Moves the parcels: each rank copies the elements that are sent to it.
 fn exchange(arrivals: &[&ThreadArrival]) -> Result<()> {
     let operation = arrivals[0].call.operation;
+    let (sends, receives): (Vec<_>, Vec<_>) =
+        arrivals.iter().map(|arrival| parcels(arrival)).unzip();
     let mut pairs: Vec<Vec<[Tensor; 2]>> = arrivals.iter().map(|_| Vec::new()).collect();
-    for (to, arrival) in arrivals.iter().enumerate() {
-        for (from, other) in arrivals.iter().enumerate() {
-            let (sends, receives) = (parcels(other).0, parcels(arrival).1);
-            let mut sent = sends.iter().filter(|parcel| parcel.peer == to);
-            let mut received = receives.iter().filter(|parcel| parcel.peer == from);
-            loop {
-                match [sent.next(), received.next()].map(|parcel| parcel.map(|p| &p.elements)) {
-                    [None, None] => break,
-                    [Some(source), Some(target)]
-                        if (source.dtype(), source.len()) == (target.dtype(), target.len()) =>
-                    {
-                        pair_up(source, target, &mut pairs[to])?;
-                    }
-                    [source, target] => {
-                        let describe = |spans: Option<&Spans>| {
-                            let words = |s: &Spans| format!("{} x {}", s.len(), s.dtype());
-                            spans.map_or("nothing".to_owned(), words)
-                        };
-                        let (expected, got) = (describe(target), describe(source));
-                        let (rank, what) = (from, "a message of");
-                        return Err(Error::Disagreement { operation, rank, what, expected, got });
-                    }
-                }
-            }
-        }
-    }
+    match_up(operation, &sends, &receives, |to, index, source| {
+        pair_up(&source.elements, &receives[to][index].elements, &mut pairs[to])
+    })?;
     let mut group = LaunchGroup::default();
     for (arrival, pairs) in arrivals.iter().zip(&pairs) {
         let Some(stream) = &arrival.stream else { continue };
@@ -269,6 +309,29 @@ fn pair_up(source: &Spans, target: &Spans, pairs: &mut Vec<[Tensor; 2]>) -> Resu
 fn parcels(arrival: &ThreadArrival) -> (&[Parcel], &[Parcel]) {
     match &arrival.arguments {
         ThreadArguments::Exchange { sends, receives } => (sends, receives),
+        _ => (&[], &[]),
+    }
+}
+
+/// Answers each rank with the bytes that are sent to it.
+fn hand_over(arrivals: &[&ThreadArrival], answers: &mut [Option<ThreadAnswer>]) -> Result<()> {
+    let operation = arrivals[0].call.operation;
+    let (sends, receives): (Vec<_>, Vec<_>) =
+        arrivals.iter().map(|arrival| messages(arrival)).unzip();
+    let mut all: Vec<_> = receives.iter().map(|own| vec![Arc::default(); own.len()]).collect();
+    match_up(operation, &sends, &receives, |to, index, message| {
+        all[to][index] = message.bytes.clone();
+        Ok(())
+    })?;
+    for (answer, bytes) in answers.iter_mut().zip(all) {
+        *answer = Some(ThreadAnswer::Messages(bytes));
+    }
+    Ok(())
+}
+
+fn messages(arrival: &ThreadArrival) -> (&[HostMessage], &[Parcel]) {
+    match &arrival.arguments {
+        ThreadArguments::Messages { sends, receives } => (sends, receives),
         _ => (&[], &[]),
     }
 }

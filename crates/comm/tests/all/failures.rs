@@ -230,9 +230,8 @@ fn a_deadline_may_be_unlimited() {
     });
 }
 
-/// Parcels that do not match, and ranks with different devices.
 #[test]
-fn mismatched_parcels_and_devices_fail_on_every_rank() {
+fn mismatched_parcels_fail_on_every_rank() {
     let group = Communicator::threads(2, &options()).unwrap();
     let errors = on(&open(), group, |comm, stream| {
         let me = comm.rank();
@@ -250,17 +249,6 @@ fn mismatched_parcels_and_devices_fail_on_every_rank() {
         assert!(matches!(error, Error::Disagreement { rank: 0, .. }), "{error:?}");
         let words = "has a message of 4 x f32, the others 5 x f32";
         assert!(error.to_string().contains(words), "{error}");
-    }
-    let group = Communicator::threads(2, &options()).unwrap();
-    let errors = on(&open(), group, |mut comm, stream| {
-        let own = open().stream("own");
-        let stream = if comm.rank() == 1 { &own } else { stream };
-        comm.all_reduce(&upload(stream, &[1.0f32; 4]), Reduction::Sum)
-    });
-    for error in errors {
-        let error = error.unwrap_err();
-        assert!(matches!(error, Error::Disagreement { rank: 1, .. }), "{error:?}");
-        assert!(error.to_string().contains("has a device with another opening"), "{error}");
     }
 }
 

@@ -6,6 +6,7 @@ mod common;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod dense;
+mod devices;
 mod exchange;
 mod exchange_state;
 mod failures;

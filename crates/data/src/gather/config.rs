@@ -37,6 +37,9 @@ pub struct GatherConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
+    /// The device whose order of samples all envs have, wherever they are; `None` for the order of
+    /// their own devices.
+    pub ordered_as: Option<DeviceId>,
     /// Ranks of the envs, see [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for
     /// the order of the envs.
     pub ranks: Option<Vec<usize>>,
@@ -75,6 +78,7 @@ impl GatherConfig {
         Self {
             batch_per_env,
             devices,
+            ordered_as: None,
             ranks: None,
             own: None,
             served: None,
@@ -88,6 +92,14 @@ impl GatherConfig {
             ring_depth: 2,
             max_batches: None,
             normalization: None,
+        }
+    }
+
+    /// The devices by which the order of samples is drawn, in env order.
+    pub(super) fn order_devices(&self) -> Vec<DeviceId> {
+        match self.ordered_as {
+            Some(device) => vec![device; self.devices.len()],
+            None => self.devices.clone(),
         }
     }
 }

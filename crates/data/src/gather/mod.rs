@@ -99,7 +99,7 @@ impl GatherBatches {
             len: config.subset.shared_len().unwrap_or(datasets[0].len()),
             parts: config.subset.order_parts(),
             batch_per_env: config.batch_per_env,
-            devices: config.devices.clone(),
+            devices: config.order_devices(),
             ranks: config.ranks.clone(),
             own: config.own.as_ref().map(|own| own.iter().map(|own| own.order()).collect()),
             epoch_mode: config.epoch_mode,

@@ -17,6 +17,11 @@ use crate::hooks::Counters;
 /// A callback for the completion of a task, with the times at which it began and ended.
 pub(crate) type OnComplete = Box<dyn FnOnce(Instant, Instant) + Send>;
 
+/// Whether the MPI library of this process takes addresses of CUDA memory: unknown in this build.
+pub fn mpi_takes_cuda_memory() -> Option<bool> {
+    None
+}
+
 /// No value.
 #[derive(Debug)]
 enum Never {}

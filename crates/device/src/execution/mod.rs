@@ -31,6 +31,7 @@ pub use args::Args;
 pub(crate) use args::{Arg, LaunchRecord};
 pub(crate) use block::{BlockSource, MemoryBlock};
 pub use call::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece, Program};
+pub use cuda::mpi_takes_cuda_memory;
 pub(crate) use cuda::{PeerMembership, StagingBuffer, StagingRing};
 pub(crate) use executor::{Executor, Task, TaskEnd, check_may_wait, on_worker};
 pub use fill::Fill;

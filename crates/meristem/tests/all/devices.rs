@@ -23,6 +23,13 @@ const PPO: &str = "train --dataset arrays --data-root images.safetensors --contr
                    --policy-hidden 16 --host minimal --slots r0 --envs 4 --rounds 2 --steps 5 \
                    --batch 16 --control-split 0.2 --quiet";
 
+/// Settings of one growing host that is trained by three ranks.
+const REPLICAS: &str = "train --dataset arrays --data-root images.safetensors --data-parallel \
+                        --controller heuristic --preset quick --envs 1 --ranks 3 --rounds 1 \
+                        --steps 12 --host cnn:channels=8,blocks=2,kernel=3,pools=1 --batch 24 \
+                        --max-batches 4 --control-split 0.2 --checkpoint-every 2 --quiet \
+                        --parameters-per-image 99 --max-gap 99";
+
 fn grown(events: &[Value]) -> usize {
     of_kind(events, "module_germinated").len()
 }
@@ -90,6 +97,55 @@ fn a_further_device_changes_nothing_on_the_first() {
     assert_eq!(five[..1], one);
     assert_eq!(five[..3], full("first", "--envs 3"));
     assert_ne!(five[..2], alone.weights);
+}
+
+/// Ranks that are threads may be on several devices: two of three on the first. They have the bits
+/// of ranks on one device with every kind of exchange, with streamed images, and after a kill; a
+/// resumed run may be on other devices.
+#[test]
+fn replicas_on_several_devices_have_the_bits_of_one() {
+    let m = with_images();
+    for (number, exchange) in ["dense", "ok-topk:0.05", "diloco:2:int8"].into_iter().enumerate() {
+        let run = |name: &str, flags: &str| {
+            let name = format!("{name}{number}");
+            m.ok(&format!("{REPLICAS} --exchange {exchange} --run-dir {name} {flags}"));
+            outcome(&m, &name).without_devices()
+        };
+        let expected = run("one", "--threads 2");
+        assert!(grown(&expected.events) > 0, "nothing grew, nothing was shown");
+        let two = run("two", "--devices cpu,cpu:1 --threads 1");
+        assert_same(&two, &expected, &format!("{exchange} on two devices"));
+        let started = &m.events(&format!("two{number}"))[0];
+        assert_eq!(started["devices"], serde_json::json!(["cpu", "cpu:1"]));
+        let streamed = run("streamed", "--devices cpu,cpu:1,cpu:2 --data-budget 1KiB");
+        assert_eq!(streamed.weights, expected.weights);
+        // Only exchanges between devices wait in the inner loop.
+        let waits = |run: &str| {
+            let hot_path = &m.json(&format!("{run}{number}/summary.json"))["hot_path"];
+            hot_path["synchronizations"].as_f64().unwrap()
+        };
+        assert_eq!(waits("one"), 0.0);
+        assert!(waits("two") > 0.0);
+
+        let name = format!("killed{number}");
+        let start =
+            format!("{REPLICAS} --exchange {exchange} --devices cpu,cpu:1 --run-dir {name}");
+        let mut command = m.command();
+        command.args(start.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());
+        let mut child = Process::start(&mut command);
+        let events = || fs::read_to_string(m.path(&name).join("events.jsonl")).unwrap_or_default();
+        wait_for("some steps", || events().matches("step_completed").count() >= 5);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        m.ok(&format!("train --resume {name} --quiet --devices cpu,cpu:2,cpu:1"));
+        assert_same(&outcome(&m, &name).without_devices(), &expected, "killed");
+    }
+    let one = "train --resume two0 --quiet";
+    fs::remove_file(m.path("two0/summary.json")).unwrap();
+    m.fails(&format!("{one} --devices cpu:1,cpu"), 2, &["devices with the numbers 0"]);
+    let words = ["expected at most 3, a device for each rank"];
+    m.fails(&format!("{one} --devices cpu,cpu:1,cpu:2,cpu:3"), 2, &words);
+    m.ok(&format!("{one} --devices cpu"));
 }
 
 /// The policy gives the same results on any device, also with several ranks.

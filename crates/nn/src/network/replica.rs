@@ -2,28 +2,31 @@
 
 use std::sync::Arc;
 
-use meristem_device::{Stream, Tensor};
+use meristem_device::{Stream, Tensor, read_back};
 
-use super::Network;
 use super::groups::{self, GroupTensors};
+use super::{Network, Plans};
 use crate::error::{Error, Result};
 use crate::metrics;
 use crate::ops::{Spec, StateOp};
 use crate::plan::{PlanStep, Space, SpaceSpan};
 
 impl Network {
-    /// Another network with the same graph and options on another stream of the device, to
+    /// Another network with the same graph and options on another stream, also of another device, to
     /// [`follow`](Network::follow) this one. Does not wait.
     ///
     /// # Errors
     /// Memory.
     pub fn replica(&self, stream: &Stream) -> Result<Network> {
-        Network::with_plans(stream, Arc::clone(self.graph()), self.options.clone(), &self.plans)
+        let is_near = stream.device() == self.stream.device();
+        let plans = if is_near { self.plans.clone() } else { Plans::default() };
+        Network::with_plans(stream, Arc::clone(self.graph()), self.options.clone(), &plans)
     }
 
-    /// Takes over graph, parameters, running statistics, optimiser's state, and alphas of a network
-    /// on the same device, and empties the metrics. In stream order: after all earlier commands of
-    /// either stream. Does not wait.
+    /// Takes over graph, parameters, running statistics, optimiser's state, and alphas of another
+    /// network, and empties the metrics. In stream order: after all earlier commands of either
+    /// stream. Does not wait on one device; from another device the tensors are read back first,
+    /// which waits for it.
     ///
     /// # Errors
     /// [`Error::Argument`] for a network with other options; as
@@ -52,13 +55,22 @@ impl Network {
             let (expected, got) = (format!("{:?}", self.options), format!("{:?}", leader.options));
             return Err(Error::argument("follow", "options", expected, got));
         }
-        let from: Vec<Tensor> = std::iter::once(&leader.alphas)
-            .chain(leader.groups.iter().flat_map(of))
-            .map(|tensor| tensor.on(&self.stream))
-            .collect::<Result<_, _>>()?;
-        self.set_graph(Arc::clone(leader.graph()))?;
-        let to = std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(of));
-        groups::copy(&self.stream, "follow", from.iter().zip(to))?;
+        let from = std::iter::once(&leader.alphas).chain(leader.groups.iter().flat_map(of));
+        let from: Vec<&Tensor> = from.collect();
+        if self.stream.device() == leader.stream.device() {
+            let from = from.into_iter().map(|tensor| Ok(tensor.on(&self.stream)?));
+            let from: Vec<Tensor> = from.collect::<Result<_>>()?;
+            self.set_graph(Arc::clone(leader.graph()))?;
+            let to = std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(of));
+            groups::copy(&self.stream, "follow", from.iter().zip(to))?;
+        } else {
+            let from = read_back(&from)?;
+            self.set_graph(Arc::clone(leader.graph()))?;
+            let to = std::iter::once(&self.alphas).chain(self.groups.iter().flat_map(of));
+            for (bytes, to) in from.into_iter().zip(to).filter(|(bytes, _)| !bytes.is_empty()) {
+                to.copy_from_shared(Arc::new(bytes), 0)?;
+            }
+        }
         // The device's alphas are the leader's now; not after an error.
         self.alpha_values.clone_from(&leader.alpha_values);
         self.reset_metrics()

@@ -1,4 +1,4 @@
-//! Devices of a run: one for each env, and one for the policy.
+//! Devices of a run: one for each env or for each rank with a replica, and one for the policy.
 
 use std::collections::HashSet;
 
@@ -7,23 +7,27 @@ use meristem_device::DeviceId;
 use super::table::TrainConfig;
 use crate::error::{Error, Result};
 
-/// Device of each env, and of the policy.
+/// Device of each env, of each rank with a replica of the one env, and of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Devices {
     /// The device of each env of the run.
     pub(crate) of_envs: Vec<DeviceId>,
+    /// The device of each rank, if ranks are threads that train one host; empty otherwise. The
+    /// device of rank 0 is that of the env.
+    pub(crate) of_ranks: Vec<DeviceId>,
     /// The device of the policy.
     pub(crate) policy: DeviceId,
 }
 
 impl Devices {
     /// Distributes the envs over the listed devices, in order and as evenly as possible; the first
-    /// devices get one more where needed (5 over 2 is 3, 2). The policy is on its named device, or
-    /// else on the first.
+    /// devices get one more where needed (5 over 2 is 3, 2). With ranks that are threads and train
+    /// one host, the ranks are distributed in place of the envs. The policy is on its named device,
+    /// or else on the first.
     ///
     /// # Errors
-    /// An empty list, an unknown name, a device listed twice, more devices than envs, or a policy
-    /// device that is not listed.
+    /// An empty list, an unknown name, a device listed twice, more devices than envs or ranks, or a
+    /// policy device that is not listed.
     pub(crate) fn assign(config: &TrainConfig) -> Result<Self> {
         let TrainConfig { envs, policy_device, .. } = config;
         let parse = |name: &String| Ok(name.trim().parse::<DeviceId>()?);
@@ -37,8 +41,10 @@ impl Devices {
         if let Some(twice) = listed.iter().find(|id| !seen.insert(**id)) {
             return wrong(format!("each device once, and {twice} is listed twice"));
         }
-        if listed.len() > *envs {
-            return wrong(format!("at most {envs}, a device for each env"));
+        let ranks = config.replica_threads();
+        let (parts, name) = if ranks > 0 { (ranks, "rank") } else { (*envs, "env") };
+        if listed.len() > parts {
+            return wrong(format!("at most {parts}, a device for each {name}"));
         }
         let policy = policy_device.as_ref().map_or(Ok(first), parse)?;
         if !listed.contains(&policy) {
@@ -46,27 +52,39 @@ impl Devices {
             let expected = format!("one of the `devices`: {}", names.join(", "));
             return Err(Error::value("policy-device", policy, expected));
         }
-        let (each, longer) = (envs / listed.len(), envs % listed.len());
-        let of_envs = listed.iter().enumerate();
-        let of_envs =
-            of_envs.flat_map(|(i, id)| vec![*id; each + usize::from(i < longer)]).collect();
-        Ok(Self { of_envs, policy })
+        let (each, longer) = (parts / listed.len(), parts % listed.len());
+        let dealt = listed.iter().enumerate();
+        let dealt: Vec<DeviceId> =
+            dealt.flat_map(|(i, id)| vec![*id; each + usize::from(i < longer)]).collect();
+        Ok(match ranks {
+            0 => Self { of_envs: dealt, of_ranks: vec![], policy },
+            _ => Self { of_envs: vec![first; *envs], of_ranks: dealt, policy },
+        })
     }
 
     /// One env, with the policy on the same device.
     pub(crate) fn one(device: DeviceId) -> Self {
-        Self { of_envs: vec![device], policy: device }
+        Self { of_envs: vec![device], of_ranks: vec![], policy: device }
+    }
+
+    /// The devices of all envs and ranks.
+    pub(crate) fn all(&self) -> impl Iterator<Item = DeviceId> {
+        self.of_envs.iter().chain(&self.of_ranks).copied()
     }
 }
 
 /// Checks that a run may move from the devices `before` to the devices `now`. Their indices (1 in
-/// `cpu:1`) must be equal, because the order of samples depends on the indices.
+/// `cpu:1`) must be equal, because the order of samples depends on the indices. If ranks train one
+/// host (`data_parallel`), only the index of the first device counts: the ranks share its order,
+/// and may be anywhere.
 ///
 /// # Errors
 /// [`Error::Value`] says which devices can be given.
-pub(crate) fn check_moved(before: &[String], now: &[String]) -> Result<()> {
+pub(crate) fn check_moved(before: &[String], now: &[String], data_parallel: bool) -> Result<()> {
     let number = |name: &String| Ok(name.trim().parse::<DeviceId>()?.index());
-    let numbers = |names: &[String]| names.iter().map(number).collect::<Result<Vec<u32>>>();
+    let counted = if data_parallel { 1 } else { usize::MAX };
+    let numbers =
+        |names: &[String]| names.iter().take(counted).map(number).collect::<Result<Vec<u32>>>();
     let (began, given) = (numbers(before)?, numbers(now)?);
     if began == given {
         return Ok(());
@@ -90,6 +108,36 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigLayer;
+    use crate::settings::CommKind;
+
+    /// Ranks that train one host are distributed like envs, on devices of any number.
+    #[test]
+    fn replicas_are_dealt_out_evenly() {
+        let [a, b] = [0, 3].map(DeviceId::Cpu);
+        let of = |names: &[&str], ranks: usize, comm: CommKind| {
+            let flags = ConfigLayer {
+                devices: Some(names.iter().map(|name| name.to_string()).collect()),
+                data_parallel: Some(true),
+                ranks: Some(Some(ranks)),
+                comm: Some(comm),
+                batch: Some(12),
+                ..ConfigLayer::default()
+            };
+            Devices::assign(&TrainConfig::resolve(ConfigLayer::default(), flags)?)
+        };
+        let three = of(&["cpu", "cpu:3"], 3, CommKind::Threads).unwrap();
+        assert_eq!((three.of_envs, three.of_ranks, three.policy), (vec![a], vec![a, a, b], a));
+        assert_eq!(of(&["cpu:3"], 2, CommKind::Threads).unwrap().of_ranks, [b, b]);
+        let error = of(&["cpu", "cpu:3", "cpu:1"], 2, CommKind::Threads).unwrap_err().to_string();
+        assert!(error.contains("at most 2, a device for each rank"), "{error}");
+        // A process has one rank.
+        let error = of(&["cpu", "cpu:3"], 2, CommKind::Mpi).unwrap_err().to_string();
+        assert!(error.contains("at most 1, a device for each env"), "{error}");
+        let names = |names: &str| names.split(',').map(str::to_owned).collect::<Vec<_>>();
+        check_moved(&names("cpu,cpu:3"), &names("cuda:0"), true).unwrap();
+        let error = check_moved(&names("cpu,cpu:3"), &names("cpu:3"), true).unwrap_err();
+        assert!(error.to_string().contains("devices with the numbers 0"), "{error}");
+    }
 
     fn devices(names: &[&str], policy: Option<&str>, envs: usize) -> Result<Devices> {
         let flags = ConfigLayer {
@@ -105,7 +153,7 @@ mod tests {
     fn a_run_moves_to_devices_of_the_same_numbers() {
         let check = |before: &str, now: &str| {
             let [before, now] = [before, now].map(|names| names.split(',').map(str::to_owned));
-            check_moved(&before.collect::<Vec<_>>(), &now.collect::<Vec<_>>())
+            check_moved(&before.collect::<Vec<_>>(), &now.collect::<Vec<_>>(), false)
         };
         for now in ["cuda:0,cuda:1", "cpu,cpu:1", "cuda:0, cpu:1"] {
             check("cuda:0,cuda:1", now).unwrap();

@@ -14,12 +14,15 @@ use super::types::{BadValue, ControllerKind, Preset};
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
 /// results on the same data, machine, kinds of devices and precision. The text has the index of
 /// each device, on which the order of samples depends, but neither its kind nor the precision: a
-/// run may continue on another kind of device or at another precision.
+/// run may continue on another kind of device or at another precision. With `data_parallel` the
+/// order depends on the first device alone.
 pub(crate) fn identity(resolved: &str) -> String {
     let kept = keep(resolved, |setting| setting.scope == SettingScope::Result);
     let Ok(mut table) = kept.parse::<Table>() else { return kept };
     table.remove("precision");
+    let data_parallel = table.get("data_parallel").and_then(Value::as_bool).unwrap_or(false);
     if let Some(Value::Array(devices)) = table.get_mut("devices") {
+        devices.truncate(if data_parallel { 1 } else { devices.len() });
         for device in devices {
             let id = device.as_str().and_then(|name| name.trim().parse::<DeviceId>().ok());
             if let Some(id) = id {
@@ -247,6 +250,14 @@ mod tests {
         assert_eq!(of(&["cpu"]), of(&["cuda:0"]));
         assert_ne!(of(&["cpu"]), of(&["cuda:1"]));
         assert_ne!(of(&["cpu:0", "cpu:1"]), of(&["cuda:1", "cuda:0"]));
+        let replicas = |names: &[&str]| {
+            let devices = Some(names.iter().map(|name| name.to_string()).collect());
+            let (data_parallel, ranks) = (Some(true), Some(Some(2)));
+            resolve(ConfigLayer { devices, data_parallel, ranks, ..ConfigLayer::default() })
+        };
+        let [one, two, other] = [&["cpu"][..], &["cuda", "cuda:1"], &["cpu:1", "cpu"]];
+        assert_eq!(replicas(one).identity(), replicas(two).identity());
+        assert_ne!(replicas(one).identity(), replicas(other).identity());
     }
 
     /// A run may resume at another precision; a run from before the setting existed has f32.

@@ -130,6 +130,12 @@ impl TrainConfig {
         if self.data_parallel { self.ranks() } else { 1 }
     }
 
+    /// Number of ranks that train one host as threads of this process; 0 if there are none.
+    pub(crate) fn replica_threads(&self) -> usize {
+        let are_threads = self.data_parallel && !self.comm.is_processes();
+        if are_threads { self.ranks() } else { 0 }
+    }
+
     /// Factor of the learning rates in a step of an episode.
     pub(crate) fn rate(&self, step: usize) -> f64 {
         self.lr_schedule.factor(step, self.steps, self.lr_warmup)

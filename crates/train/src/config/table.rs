@@ -312,9 +312,11 @@ settings! {
     }
     "Devices" {
         /// Devices, such as cpu:0,cpu:1, each listed once. Envs are distributed over them in order
-        /// and evenly; each device has its own memory, workers and order of samples. GPUs, such as
-        /// cuda:0, need a build with the feature cuda. On resume cpu:N may become cuda:N or the
-        /// reverse; from there on the results differ by rounding.
+        /// and evenly; each device has its own memory, workers and order of samples. With
+        /// data_parallel and ranks that are threads, the ranks are distributed, with the order of
+        /// samples of the first device. GPUs, such as cuda:0, need a build with the feature cuda.
+        /// On resume cpu:N may become cuda:N or the reverse; from there on the results differ by
+        /// rounding.
         devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume(), of_learner();
         /// Precision of convolutions and linear layers in hosts and modules, in training and
         /// evaluation: f32, tf32 or bf16. tf32 and bf16 round the factors of each product and

@@ -54,7 +54,7 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     check_numbers(config)?;
     check_ranks(config)?;
     let devices = Devices::assign(config)?;
-    check_precision(config.precision, devices.of_envs.iter().copied())?;
+    check_precision(config.precision, devices.all())?;
     let on_processor = |device: &&DeviceId| matches!(device, DeviceId::Cpu(_));
     let other = devices.of_envs.iter().find(on_processor);
     if let (CommKind::Nccl, Some(device)) = (config.comm, other) {

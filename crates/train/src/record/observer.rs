@@ -1,5 +1,6 @@
 //! The observer of a run.
 
+use std::fmt;
 use std::path::Path;
 
 use meristem_data::Normalization;
@@ -85,10 +86,43 @@ pub enum Notice<'a> {
         /// Number of folds.
         folds: usize,
     },
-    /// Ranks over MPI have GPUs, whose gradients pass through host memory.
-    ThroughHostMemory,
+    /// Ranks have GPUs, and what they exchange passes through host memory.
+    ThroughHostMemory {
+        /// Number of ranks.
+        ranks: usize,
+        /// The reason.
+        reason: HostMemoryReason,
+    },
     /// The folder of the run.
     FolderOpened(&'a Path),
+}
+
+/// Reason why exchanges of GPUs pass through host memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostMemoryReason {
+    /// The ranks exchange over MPI, to which host memory is given.
+    Mpi {
+        /// Whether the library could take memory of a GPU, as it says itself.
+        takes_gpu_memory: Option<bool>,
+    },
+    /// The ranks are threads of one process, on several devices.
+    Threads,
+}
+
+impl fmt::Display for HostMemoryReason {
+    /// The beginning of a sentence.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Mpi { takes_gpu_memory: None } => "with --comm mpi",
+            Self::Mpi { takes_gpu_memory: Some(false) } => {
+                "with --comm mpi, whose library takes no memory of a GPU,"
+            }
+            Self::Mpi { takes_gpu_memory: Some(true) } => {
+                "with --comm mpi, although its library would take memory of a GPU,"
+            }
+            Self::Threads => "with ranks that are threads on several devices",
+        })
+    }
 }
 
 impl Notice<'_> {
@@ -138,11 +172,15 @@ impl Notice<'_> {
                 "class `{class}` has {samples} samples, fewer than the {folds} folds, so some \
                  control splits have none of it"
             )),
-            Self::ThroughHostMemory => Some(
-                "with --comm mpi every sum copies the gradients of a GPU to host memory and back, \
-                 and the GPU waits; --comm nccl sends them from GPU to GPU"
-                    .into(),
-            ),
+            Self::ThroughHostMemory { ranks, reason } => {
+                // Of a dense sum: reduce-scatter and all-gather.
+                let share = 2.0 * (1.0 - 1.0 / *ranks as f64);
+                Some(format!(
+                    "{reason} a dense sum of N bytes copies {share:.2} N bytes from each GPU to \
+                     host memory and as many back, and the GPU waits; processes with --comm nccl \
+                     send from GPU to GPU"
+                ))
+            }
             Self::RoundingChanged => Some(
                 "the completed part was computed by a build of meristem whose kernels round \
                  differently; results may differ in their last bits from here on"

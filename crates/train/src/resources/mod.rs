@@ -300,7 +300,9 @@ fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
         augment,
         max_batches: config.max_batches.count(),
         normalization: Some(setup.interface.normalization.clone()),
-        ..GatherConfig::new(batch / replicas, devices.ids.repeat(replicas))
+        // Replicas have the order of the env's device.
+        ordered_as: devices.ids.first().copied().filter(|_| replicas > 1),
+        ..GatherConfig::new(batch / replicas, devices.of_parts(replicas))
     }
 }
 

@@ -29,11 +29,14 @@ pub(crate) struct OpenDevices {
     pub(super) ids: Vec<DeviceId>,
     /// Range of this process's envs.
     envs: Range<usize>,
-    /// Distinct devices of these envs, in the order of their first env; then the policy's device,
-    /// if it is not one of them.
+    /// Distinct devices of these envs, in the order of their first env; then those of ranks with a
+    /// replica, and the policy's device, if it is not one of them.
     devices: Vec<Device>,
     /// Device of each of these envs, as an index into `devices`.
     pub(super) device_of: Vec<usize>,
+    /// Device of each rank with a replica of the one env, as an index into `devices`; empty if
+    /// ranks are not threads.
+    rank_devices: Vec<usize>,
     /// Stream of each of these envs.
     streams: Vec<Stream>,
     /// Device of the policy, as an index into `devices`.
@@ -67,12 +70,14 @@ impl OpenDevices {
         };
         let ids = &placed.of_envs;
         let device_of = ids[envs.clone()].iter().map(|id| open(*id)).collect::<Result<Vec<_>>>()?;
+        let ranks = placed.of_ranks.iter();
+        let rank_devices = ranks.map(|id| open(*id)).collect::<Result<Vec<_>>>()?;
         let policy = open(placed.policy)?;
         let stream = |(env, &at): (usize, &usize)| devices[at].stream(&format!("env {env}"));
         let streams = envs.clone().zip(&device_of).map(stream).collect();
         let (ids, trace, capped) =
             (ids.clone(), options.trace.clone(), options.memory_limit.is_some());
-        Ok(Self { ids, envs, devices, device_of, streams, policy, capped, trace })
+        Ok(Self { ids, envs, devices, device_of, rank_devices, streams, policy, capped, trace })
     }
 
     /// The devices of a run with the first `count` of these envs, and with this policy's device.
@@ -105,9 +110,30 @@ impl OpenDevices {
         &self.devices
     }
 
-    /// The devices of all envs of the run, in the order of their first env.
+    /// The device of a rank with a replica of the one env.
+    pub(super) fn of_rank(&self, rank: usize) -> &Device {
+        &self.devices[self.rank_devices.get(rank).copied().unwrap_or(self.device_of[0])]
+    }
+
+    /// The device of each env of the run, or of each of several replicas of its one env.
+    pub(super) fn of_parts(&self, replicas: usize) -> Vec<DeviceId> {
+        match self.rank_devices.len() {
+            0 | 1 => self.ids.repeat(replicas),
+            ranks => (0..ranks).map(|rank| self.of_rank(rank).id()).collect(),
+        }
+    }
+
+    /// Whether ranks of this process that train one host are on different devices: their exchanges
+    /// pass through host memory.
+    pub(crate) fn are_ranks_apart(&self) -> bool {
+        self.rank_devices.windows(2).any(|pair| pair[0] != pair[1])
+    }
+
+    /// The devices of all envs of the run, in the order of their first env; then those of ranks
+    /// with a replica.
     pub(crate) fn env_devices(&self) -> Vec<DeviceId> {
-        let mut ids = self.ids.clone();
+        let of_ranks = self.rank_devices.iter().map(|device| self.devices[*device].id());
+        let mut ids: Vec<DeviceId> = self.ids.iter().copied().chain(of_ranks).collect();
         ids.dedup();
         ids
     }
@@ -135,7 +161,8 @@ impl OpenDevices {
         self.devices.iter().map(|device| device.threads() as u64).max().unwrap_or(1)
     }
 
-    /// Loads a split of `files` onto each device that has envs.
+    /// Loads a split of `files` onto each device that has envs; the training split onto those of
+    /// ranks with a replica, too.
     pub(crate) fn load(
         &self,
         files: &Arc<DatasetFiles>,
@@ -143,8 +170,9 @@ impl OpenDevices {
         residency: Residency,
     ) -> Result<Vec<Arc<Dataset>>> {
         let load = |device| Ok(cache::load_files(device, files, split, residency)?);
-        let with_envs = self.device_of.iter().max().map_or(0, |last| last + 1);
-        self.devices[..with_envs].iter().map(load).collect()
+        let of_ranks = self.rank_devices.iter().filter(|_| split == Split::Train);
+        let last = self.device_of.iter().chain(of_ranks).max();
+        self.devices[..last.map_or(0, |last| last + 1)].iter().map(load).collect()
     }
 
     /// Opens a scope on each device for this thread. `permitted` has the limits on a device; if
@@ -158,7 +186,10 @@ impl OpenDevices {
     ) -> Vec<HotScope> {
         let mut scopes = vec![];
         for (index, device) in self.devices.iter().enumerate() {
+            // A thread trains one replica.
+            let replicas = u64::from(self.rank_devices.contains(&index));
             let envs = self.device_of.iter().filter(|&&at| at == index).count() as u64;
+            let envs = envs.max(replicas);
             let has_graphs = matches!(device.id(), DeviceId::Cuda(_));
             let mut permitted = permitted(&ScopedDevice { envs, has_graphs });
             if self.capped {

@@ -234,7 +234,7 @@ impl Resuming<'_> {
         settings.precision = Some(last.precision);
         let flags = ConfigLayer { run_dir: Some(Some(path.into())), ..options.clone() };
         let config = TrainConfig::resolve(settings, flags)?;
-        check_moved(&last.devices, &config.devices)?;
+        check_moved(&last.devices, &config.devices, config.data_parallel)?;
         if world.is_first() {
             report_changes(observer, &last, &config);
             let looked_ahead = next.is_some() && has_looked_ahead(&began);
@@ -277,7 +277,8 @@ fn check_population(path: &Path, text: &str, began: &TrainConfig) -> Result<()> 
 /// Reports devices, precision and rounding that differ from the last stretch.
 fn report_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainConfig) {
     let (began, now) = (&last.devices, &config.devices);
-    if began != now {
+    let [kind_before, kind] = [began, now].map(|devices| one_kind(devices));
+    if began != now && (kind.is_none() || kind != kind_before) {
         observer.notice(&Notice::DevicesChanged { began, now });
     }
     let (began, now) = (last.precision, config.precision);
@@ -287,6 +288,13 @@ fn report_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainCon
     if last.rounding != ROUNDING {
         observer.notice(&Notice::RoundingChanged);
     }
+}
+
+/// Whether all devices are of CUDA, or none is; `None` for devices of both kinds.
+fn one_kind(devices: &[String]) -> Option<bool> {
+    let is_cuda = |name: &String| name.trim().starts_with("cuda");
+    let first = devices.first().map(is_cuda)?;
+    devices.iter().all(|name| is_cuda(name) == first).then_some(first)
 }
 
 /// Checks that all options may be changed on resume.

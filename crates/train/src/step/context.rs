@@ -54,10 +54,11 @@ impl StepContext<'_, '_> {
         decides && self.processes == 1 && has_others
     }
 
-    /// Policy of the hot scopes of an epoch. Replicas in several processes wait for each other's
-    /// data in the inner loop, so there the scopes only count.
+    /// Policy of the hot scopes of an epoch. Replicas in several processes or on several devices
+    /// wait for each other's data in the inner loop, so there the scopes only count.
     pub(super) fn epoch_policy(&self) -> ScopePolicy {
-        let sends = self.resources.replicas.is_some() && self.processes > 1;
+        let apart = self.processes > 1 || self.resources.devices.are_ranks_apart();
+        let sends = self.resources.replicas.is_some() && apart;
         if sends { ScopePolicy::Off } else { self.hot_policy() }
     }
 

@@ -40,11 +40,22 @@ pub(crate) fn on<R: Send>(
     group: Vec<Communicator>,
     run: impl Fn(Communicator, &Stream) -> R + Sync,
 ) -> Vec<R> {
+    let devices = vec![device.clone(); group.len()];
+    on_each(&devices, group, run)
+}
+
+/// Runs a closure on every rank, as [`on`], each on its device.
+pub(crate) fn on_each<R: Send>(
+    devices: &[Device],
+    group: Vec<Communicator>,
+    run: impl Fn(Communicator, &Stream) -> R + Sync,
+) -> Vec<R> {
     let run = &run;
     std::thread::scope(|scope| {
         let threads: Vec<_> = group
             .into_iter()
-            .map(|comm| {
+            .zip(devices)
+            .map(|(comm, device)| {
                 let stream = device.stream(&format!("rank {}", comm.rank()));
                 scope.spawn(move || run(comm, &stream))
             })

@@ -34,6 +34,7 @@
 //! - `block`: its memory.
 //! - `compiler`, `cache`, `module`: from the text of kernels to functions of the device.
 //! - `nccl`: memberships in groups of devices that exchange data.
+//! - `mpi`: a query of the MPI library.
 //! - `program`: the calls of a launch, checked and bound to their kernels.
 //! - `graph`, `fusion`: the programs of several launches, started by one call.
 //! - `task`: a launch, a copy or a fill, ready to be issued.
@@ -58,6 +59,7 @@ mod enqueue;
 mod fusion;
 mod graph;
 mod module;
+mod mpi;
 mod nccl;
 mod program;
 mod queue;
@@ -66,6 +68,7 @@ mod stream;
 mod task;
 
 pub(crate) use context::CudaContext;
+pub use mpi::mpi_takes_cuda_memory;
 pub(crate) use nccl::PeerMembership;
 pub(crate) use queue::CudaQueue;
 pub(crate) use staging::{StagingBuffer, StagingRing};

@@ -94,6 +94,15 @@ pub(crate) fn outcome(m: &Meristem, run: &str) -> Outcome {
 }
 
 impl Outcome {
+    /// Removes the lists of devices, the only difference from a run on other devices of a kind.
+    pub(crate) fn without_devices(mut self) -> Self {
+        for started in self.events.iter_mut().filter(|event| event["event"] == "run_started") {
+            started.as_object_mut().unwrap().remove("devices");
+        }
+        self.summary.as_object_mut().unwrap().remove("computed");
+        self
+    }
+
     /// Removes the record of an extension, the only difference from a run of that length.
     pub(crate) fn without_extension(mut self) -> Self {
         self.events.retain(|event| event["event"] != "run_extended");

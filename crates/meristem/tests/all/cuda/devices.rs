@@ -3,7 +3,7 @@
 use std::fs;
 
 use super::resume::kill_in;
-use super::{BARE, GROWING, PPO};
+use super::{BARE, GROWING, LOCAL, PPO, REPLICAS, run};
 use crate::common::process::output;
 use crate::common::runs::{assert_same, outcome, with_images};
 use crate::common::{command_output, of_kind};
@@ -114,6 +114,34 @@ fn a_run_uses_several_gpus() {
     let said = of("train --resume two-1 --devices cpu,cpu:1 --policy-device cpu:1 --quiet", "3");
     assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
     assert!(m.path("two-1/summary.json").exists());
+}
+
+/// Ranks that are threads, each on a GPU, have the bits of ranks on one GPU, in any order of the
+/// GPUs. What they exchange passes through host memory, which a warning says.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn replicas_are_on_several_gpus() {
+    let m = with_images();
+    for (number, settings) in [REPLICAS, LOCAL].into_iter().enumerate() {
+        let expected = run(&m, settings, &format!("one-{number}"), 1);
+        for seed in ["1", "2"] {
+            let name = format!("two-{number}-{seed}");
+            let arguments = format!("{settings} --devices cuda:0,cuda:1 --run-dir {name}");
+            let mut command = m.command();
+            command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed);
+            let said = command_output(output(command.env("MERISTEM_STANDIN_DEVICES", "2")));
+            // A machine with one GPU.
+            if said.stderr.contains("there is no CUDA device 1") {
+                return;
+            }
+            assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+            let words = ["threads on several devices", "copies 1.00 N bytes from each GPU"];
+            let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(words.iter().all(|words| flat.contains(words)), "{}", said.stderr);
+            let got = outcome(&m, &name);
+            assert_eq!((&got.weights, &got.envs), (&expected.weights, &expected.envs), "{name}");
+        }
+    }
 }
 
 /// Without a limit, the members that fit are counted once the device refuses memory. Only the

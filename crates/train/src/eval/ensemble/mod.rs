@@ -179,7 +179,7 @@ impl Ensemble {
     ) -> Result<Self> {
         let options = DeviceOptions { threads: config.threads, ..DeviceOptions::default() };
         let of_envs = vec![config.device; weights.len()];
-        let placed = Devices { of_envs, policy: config.device };
+        let placed = Devices { of_envs, of_ranks: vec![], policy: config.device };
         let devices = OpenDevices::open(&placed, 0..weights.len(), &options)?;
         let files = cache::files(dataset)?;
         let datasets = devices.load(&files, config.split, Residency::Resident)?;

@@ -5,6 +5,10 @@
 //! by the same code as an env without replicas. The followers copy graph, weights, statistics and
 //! optimiser from it at the start of a step, on the device.
 //!
+//! **Devices**: ranks that are threads may be on several devices (`devices`). All have the order of
+//! samples of rank 0's device, so the bits are those of one device. Between devices everything
+//! passes through host memory, and the inner loop waits for it, as between processes.
+//!
 //! **Batches**: a batch of n samples is distributed over the ranks as over envs
 //! ([`order`](meristem_data::order)). Rank r has n_r samples, and g_r is the gradient of their
 //! mean loss. Before clipping and the optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the
@@ -93,8 +97,7 @@ struct ReplicaRank {
 }
 
 impl Replicas {
-    /// The ranks of this process, on the device of the one env. `gather` is the gather of all ranks
-    /// together.
+    /// The ranks of this process, each on its device. `gather` is the gather of all ranks together.
     ///
     /// # Errors
     /// Errors of the device.
@@ -122,7 +125,7 @@ impl Replicas {
         let mut trainers = members.into_iter().map(trainer);
         let leader = trainers.next().ok_or_else(|| Error::value("ranks", 0, "at least 1"))?;
         let follower = |trainer: Trainer| {
-            let stream = devices.streams()[0].device().stream(&format!("rank {}", trainer.rank));
+            let stream = devices.of_rank(trainer.rank).stream(&format!("rank {}", trainer.rank));
             let served = Some(trainer.rank..trainer.rank + 1);
             let config = GatherConfig { served, ..gather.clone() };
             let gather = GatherBatches::new(&config, datasets, std::slice::from_ref(&stream))?;

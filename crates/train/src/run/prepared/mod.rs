@@ -4,7 +4,7 @@ mod closing;
 mod restored;
 
 use meristem_data::cache;
-use meristem_device::{Device, DeviceId};
+use meristem_device::{Device, DeviceId, mpi_takes_cuda_memory};
 use meristem_nn::ROUNDING;
 
 use self::closing::{RunOutcome, Views};
@@ -25,7 +25,7 @@ use crate::position::StepPosition;
 use crate::processes::World;
 use crate::record::events::Event;
 use crate::record::journal::{Journal, JournalRank};
-use crate::record::observer::{Notice, Observer};
+use crate::record::observer::{HostMemoryReason, Notice, Observer};
 use crate::record::run_folder::{POLICY, RunFolder};
 use crate::record::summary::{EnvSummary, MemorySummary, Status, Stretch, Summary};
 use crate::record::tensorboard::LiveBoard;
@@ -228,8 +228,16 @@ impl PreparedRun {
             notices::rare_class(&self.setup, observer);
             let is_gpu = |device: &Device| matches!(device.id(), DeviceId::Cuda(_));
             let has_gpu = self.resources.devices.distinct().iter().any(is_gpu);
-            if has_gpu && world.size() > 1 && self.setup.config.comm == CommKind::Mpi {
-                observer.notice(&Notice::ThroughHostMemory);
+            let reason = if world.size() > 1 && self.setup.config.comm == CommKind::Mpi {
+                let takes_gpu_memory = mpi_takes_cuda_memory();
+                Some(HostMemoryReason::Mpi { takes_gpu_memory })
+            } else {
+                let are_apart = self.resources.devices.are_ranks_apart();
+                are_apart.then_some(HostMemoryReason::Threads)
+            };
+            if let Some(reason) = reason.filter(|_| has_gpu) {
+                let ranks = self.setup.config.ranks();
+                observer.notice(&Notice::ThroughHostMemory { ranks, reason });
             }
         }
         let mut writer = writer;
