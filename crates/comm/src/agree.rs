@@ -27,7 +27,7 @@ pub(crate) fn check(calls: &[CollectiveCall]) -> Result<()> {
     } else if call.format != usual.format {
         ("memory format", usual.format.to_string(), call.format.to_string())
     } else if call.kept != usual.kept {
-        let shown = |call: &CollectiveCall| format!("of digest {:016x}", call.kept);
+        let shown = |call: &CollectiveCall| format!("with digest {:016x}", call.kept);
         ("a state between calls", shown(usual), shown(call))
     } else {
         ("parameter", usual.parameter.to_string(), call.parameter.to_string())

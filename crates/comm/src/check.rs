@@ -55,8 +55,8 @@ fn apart(operation: &'static str, input: &Tensor, output: &Tensor) -> Result<()>
     Err(Error::argument(operation, "output", expected, "a part of the input's memory"))
 }
 
-/// Checks that `output` has room for the inputs of all ranks in rank order, in memory order.
-/// `input` may be the part of `output` for this rank.
+/// Checks that `output` has exactly the size of the inputs of all ranks, which a gather writes in
+/// rank order. `input` may be the part of `output` for this rank.
 pub(crate) fn gathered(
     operation: &'static str,
     input: &Tensor,

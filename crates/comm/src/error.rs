@@ -43,7 +43,8 @@ pub enum Error {
     RankLate {
         /// Operation that waited.
         operation: &'static str,
-        /// The lowest missing rank.
+        /// The missing rank; if several are missing, a silent one or the one furthest behind, or
+        /// else the lowest.
         rank: usize,
         /// Deadline in seconds.
         seconds: f64,

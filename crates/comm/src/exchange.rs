@@ -38,9 +38,10 @@ pub struct ExchangeOptions {
     pub keep: FeedbackMode,
     /// Sum or mean.
     pub reduction: Reduction,
-    /// Tensors with fewer elements are summed densely, in one bucket per type.
+    /// Tensors with fewer elements are summed densely, in buckets of their own.
     pub small: usize,
-    /// Size of a full bucket, in elements; a tensor is never split. 0: one tensor per bucket.
+    /// Largest size of a bucket of several tensors, in elements; a tensor is never split. 0: one
+    /// tensor per bucket.
     pub bucket: usize,
     /// Measurements for [`Method::Auto`].
     pub table: TimingTable,
@@ -259,8 +260,8 @@ impl Exchange {
     }
 
     /// Replaces the current state by another exchange's state. Parameters absent from `state` start
-    /// without residual and velocity. Parameters of `state` that this
-    /// exchange lacks, and state that it does not keep, are ignored.
+    /// without residual and velocity. Parameters of `state` that this exchange lacks, and state
+    /// that it does not keep, are ignored.
     ///
     /// Each rank imports its own state. All ranks must import between the same two exchanges.
     /// Allocates new memory. After an error this exchange is unchanged.
@@ -318,11 +319,11 @@ impl Exchange {
     }
 
     /// Groups consecutive tensors with one type and one treatment into buckets of at most `bucket`
-    /// elements.
+    /// elements; a larger tensor has a bucket of its own.
     fn fill_buckets(&self) -> Result<Vec<Bucket>> {
         let options = &self.options;
         let mut buckets: Vec<Bucket> = Vec::new();
-        // Small tensors come first, in one dense bucket per type.
+        // Small tensors come first, in dense buckets.
         let mut groups: BTreeMap<(bool, &'static str), Vec<usize>> = BTreeMap::new();
         for (i, parameter) in self.parameters.iter().enumerate() {
             let large = parameter.len >= options.small && options.method != Method::Dense;

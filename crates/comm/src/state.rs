@@ -19,7 +19,7 @@ pub struct ExchangeState {
 /// State of one parameter as bytes, in memory order and native byte order. Absent parts are empty.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ParameterState {
-    /// Sum of gradients not sent so far.
+    /// Sum of gradients, or with momentum correction of velocities, not sent so far.
     pub residual: Vec<u8>,
     /// Velocity of momentum correction.
     pub velocity: Vec<u8>,

@@ -36,7 +36,7 @@ impl ActionOp {
         ActionOp::Advance,
     ];
 
-    /// Index; in the `op` head for the operations of [`Self::OF_HEAD`].
+    /// Index of the operation; for those of [`Self::OF_HEAD`] also the choice of the `op` head.
     pub fn index(self) -> usize {
         self as usize
     }

@@ -37,7 +37,8 @@ struct HeuristicMemory {
 
 /// Grows the largest modules within its budget, one after another, until the host overfits. Keeps a
 /// module if the control loss is significantly higher without it, by default. If `widen_by` is
-/// above 0, widens the layer that has grown least whenever no module is due.
+/// above 0, also widens layers when no module is due, by the rules `widen_trigger` and
+/// `widen_place`.
 ///
 /// A module that has disappeared counts as pruned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -259,7 +260,7 @@ fn tend(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
     let due = view.host.rules().gates.min_training_steps.saturating_add(config.patience_steps);
     match slot.stage {
         Stage::Germinated => Action::Advance { slot: index },
-        // A module in training cannot harm its host; a blended module can.
+        // A host that overfits gets no further module: this one is pruned before it is blended in.
         Stage::Training if overfits(view, config) => prune,
         Stage::Training | Stage::Blending if view.gate_passes(index) => {
             Action::Advance { slot: index }

@@ -3,7 +3,8 @@
 use meristem_grow::{GateInputs, Host};
 use serde::{Deserialize, Serialize};
 
-/// The last two measured values of a quantity; `None` before the module was measured.
+/// Two values of a quantity: unless a field says otherwise, the last two that were measured; `None`
+/// before the module was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LastTwo {
     /// The latest value.
@@ -32,7 +33,7 @@ pub struct SlotHistory {
     pub alpha: LastTwo,
     /// Leave-one-out contribution in percentage points.
     pub contribution_pp: LastTwo,
-    /// Gradient health.
+    /// Gradient health in this step and in the step before; `None` in a step without a measurement.
     pub health: LastTwo,
     /// Sum of the interactions with all other live modules in percentage points; the latest
     /// measured.

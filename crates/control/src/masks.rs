@@ -73,7 +73,7 @@ impl Legality {
         op == ActionOp::Wait || self.slots(op).contains(&true)
     }
 
-    /// Slots in which an op is legal; all false for WAIT, none for WIDEN.
+    /// Whether an op is legal in each slot; all false for WAIT, empty for WIDEN.
     pub fn slots(&self, op: ActionOp) -> &[bool] {
         self.slots.get(op.index()).map_or(&[], Vec::as_slice)
     }

@@ -2,8 +2,8 @@
 //!
 //! A row is the [`BaseObservation`] followed by one [`SlotObservation`] per enabled slot. Both are
 //! written field by field, in the order of declaration. The blueprints of the slots are separate
-//! indices, for the policy's embedding. `docs/control.md`, Observation, has the scales: symlog(x) =
-//! sign(x)·ln(1 + |x|) and L(x) = symlog(x)/7.
+//! indices, for the policy's embedding. `docs/control.md`, Observation, has the scales. Here T is
+//! the number of steps of an episode, and L(x) = sign(x)·ln(1 + |x|)/7.
 
 use meristem_grow::{AlphaMode, Module, Slot, Stage};
 use meristem_nn::graph::BlendMode;
@@ -78,15 +78,15 @@ pub struct SlotObservation {
     pub blend: f32,
     /// Sum of the interactions with other modules in percentage points / 10, clipped to ±1.
     pub interaction_sum: f32,
-    /// L(L2 norm of the module's gradient); 0 before the first measurement.
+    /// L(L2 norm of the module's gradient in this step); 0 if not measured.
     pub gradient_norm: f32,
-    /// Gradient health, in [0, 1]; 0 before the first measurement.
+    /// Gradient health in this step, in [0, 1]; 0 if not measured.
     pub health: f32,
     /// Share of tensors whose gradient vanished.
     pub vanishing: f32,
     /// Share of tensors whose gradient exploded.
     pub exploding: f32,
-    /// Gradient health in the last step; −1 if unknown.
+    /// Gradient health in the step before; −1 if unknown.
     pub previous_health: f32,
     /// Steps in the current stage / T.
     pub stage_steps: f32,

@@ -5,7 +5,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::masks::HEAD_COUNT;
 
 /// Diagnostics of a round and of its policy update. Numbers of a skipped update may be infinite or
-/// NaN; JSON has null for both.
+/// NaN; JSON has null for both. With several ranks, entropies, KL, objective, losses, shares and
+/// explained variance are means over the ranks.
+///
+/// An update makes several passes, the epochs, over the minibatches of the round; by default there
+/// is one minibatch, the whole round. Below, the last minibatch is the one evaluated last.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RoundReport {
@@ -15,40 +19,39 @@ pub struct RoundReport {
     pub mean_return: f64,
     /// Actions per op, in index order.
     pub ops: [u64; 6],
-    /// Mean normalised entropy per head, in [0, 1], over the transitions with at least two legal
-    /// choices; 0 for a head without such transitions.
+    /// Mean normalised entropy per head, in [0, 1], over the transitions of the first minibatch
+    /// with at least two legal choices; 0 for a head without such transitions.
     #[serde(deserialize_with = "nulls_as_nan")]
     pub entropies: [f64; HEAD_COUNT],
-    /// Epochs whose Adam step was applied.
+    /// Complete epochs: the Adam step of each of their minibatches was applied.
     pub epochs: usize,
-    /// Whether the KL limit stopped the update before its last epoch.
+    /// Whether the KL limit stopped the update before its last Adam step.
     pub stopped_by_kl: bool,
-    /// 1 if a loss or gradient that was not finite ended the update; the epochs before it stay
+    /// 1 if a loss or gradient that was not finite ended the update; the Adam steps before it stay
     /// applied. Otherwise 0.
     pub skipped: usize,
-    /// KL divergence from the acting policy in the last epoch evaluated: the mean of e^x − 1 − x,
+    /// KL divergence from the acting policy in the last minibatch: the mean of e^x − 1 − x,
     /// where x is the change of an action's log-probability. 0 after demonstrations.
     #[serde(deserialize_with = "null_as_nan")]
     pub kl: f64,
-    /// Share of clipped ratios among the used heads, in the last epoch evaluated.
+    /// Share of clipped ratios among the used heads, in the last minibatch.
     #[serde(deserialize_with = "null_as_nan")]
     pub clip_fraction: f64,
-    /// Maximised policy objective, in the last epoch evaluated.
+    /// Maximised policy objective, in the last minibatch.
     #[serde(deserialize_with = "null_as_nan")]
     pub policy_objective: f64,
-    /// Value loss, in the last epoch evaluated.
+    /// Value loss, in the last minibatch.
     #[serde(deserialize_with = "null_as_nan")]
     pub value_loss: f64,
-    /// L2 norm of the gradient before clipping, in the last epoch evaluated.
+    /// L2 norm of the gradient before clipping, in the last minibatch.
     #[serde(deserialize_with = "null_as_nan")]
     pub gradient_norm: f64,
-    /// 1 − Var(returns − values)/Var(returns) of the rollout; 0 for constant returns.
+    /// 1 − Var(returns − values)/Var(returns) of the first minibatch; 0 for constant returns.
     pub explained_variance: f64,
     /// Running standard deviation of the returns, by which they are divided.
     pub return_scale: f64,
     /// Fingerprint of the policy's weights and optimiser after the update, equal on all ranks;
-    /// absent with a single rank. With several ranks, entropies, KL, objective, losses and shares
-    /// are means over the ranks.
+    /// absent with a single rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
 }

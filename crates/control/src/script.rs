@@ -40,10 +40,10 @@
 //! legal. Afterwards it advances as soon as its gates pass, until it is fossilized. These actions
 //! use steps without a line; all other steps without a line are WAIT.
 //!
-//! Errors are an unknown key, a key that the op does not use, a second line for the same step and
-//! env, and an action that is illegal at its step. A gate that refuses is no error; the script may
-//! try again. In an env that the governor rolled back, modules may be missing: illegal actions are
-//! then skipped until the end of the episode.
+//! Errors are an unknown key, a key that the op does not use, a second line without `then` for the
+//! same step and env, and an action that is illegal at its step. A gate that refuses is no error;
+//! the script may try again. In an env that the governor rolled back, modules may be missing:
+//! illegal actions are then skipped until the end of the episode.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -131,7 +131,7 @@ struct ScriptEntry {
 }
 
 /// Follows the same script in every episode: one JSON object per line, such as `{"step": 0, "op":
-/// "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`. The head of this file has the format.
+/// "GERMINATE", "slot": "r0c1", "blueprint": "conv_light"}`. `docs/control.md` has the format.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Script {
     name: String,
@@ -189,7 +189,8 @@ impl Script {
         lines
     }
 
-    /// Chooses the action of an env, which was rolled back in this episode or not.
+    /// Chooses the action of an env. An illegal action of the script is an error, or WAIT if the
+    /// env was rolled back in this episode.
     pub(crate) fn decide(&self, view: &EnvView<'_>, is_rolled_back: bool) -> Result<Action> {
         let own = self.entries.get(&(view.step, Some(view.env)));
         let Some(entry) = own.or_else(|| self.entries.get(&(view.step, None))) else {

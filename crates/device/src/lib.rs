@@ -39,9 +39,10 @@
 //! - `handles`: the user's interface.
 //!
 //! Unsafe code is in `execution` (`host_block` allocates memory, `args` gives kernels slices of it,
-//! `parts` lends a kernel's closure to other workers, `cuda` calls the driver); `memory::handle`,
-//! `MappedFile` and `simd` have a call or two each. All locks and atomics come from `ground::sync`,
-//! where `model` replaces them by a model checker's.
+//! `parts` lends a kernel's closure to other workers, `cuda` calls the driver) and, for a few calls
+//! each, in `memory::handle`, `handles::host_buffer`, `MappedFile`, `isa` and `simd`. All locks,
+//! and all atomics that order memory, come from `ground::sync`, where `model` replaces them by a
+//! model checker's.
 
 mod execution;
 mod ground;

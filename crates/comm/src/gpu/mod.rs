@@ -27,7 +27,7 @@ pub(crate) use self::sum::{RankPieces, sum};
 pub(crate) use self::threshold::{PIECES_MAX, SelectionTables, TableArguments};
 use crate::number::{SumElement, with_number};
 
-/// Headers of the sources for one element type, a file in the folder `element`.
+/// Headers of the sources for one element type; `$element` is its `element.cuh`.
 macro_rules! headers {
     ($element:literal) => {{
         const fn header(name: &'static std::ffi::CStr, text: &'static str) -> KernelHeader {
@@ -73,7 +73,8 @@ impl<T> PerType<T> {
 /// A kernel for each element type.
 type Typed = PerType<Kernel>;
 
-/// A kernel source, for the element type with this index in a [`PerType`].
+/// A kernel source. Without an index it does not depend on the element type, and gets the headers
+/// for f32; with an index it is for the element type at this index of a [`PerType`].
 macro_rules! source {
     ($file:literal) => {
         $crate::gpu::source!($file, 0)

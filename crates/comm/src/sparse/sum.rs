@@ -140,8 +140,9 @@ impl SparseSum {
         self.keep
     }
 
-    /// The residual: the sum of gradients not sent so far, with the length of the tensors; `None`
-    /// if none is kept. Access it with launches and copies of its stream.
+    /// The residual: the sum of gradients not sent so far, or of velocities with momentum
+    /// correction, with the length of the tensors; `None` if none is kept. Access it with launches
+    /// and copies of its stream.
     pub fn residual(&self) -> Option<&Tensor> {
         self.feedback.as_ref().map(|feedback| &feedback.residual)
     }

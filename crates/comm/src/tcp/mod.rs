@@ -64,7 +64,8 @@ enum HubLink {
 /// Joins the processes that were started together. Waits until all have joined.
 ///
 /// # Errors
-/// [`Error::BadArgument`] for an invalid place; [`Error::RankLate`] for a rank that does not join.
+/// [`Error::BadArgument`] for an invalid place, a rank 0 that cannot listen or be reached, and a
+/// place that rank 0 rejects; [`Error::RankLate`] for a rank that does not join.
 pub(crate) fn world(place: &ProcessPlace, deadline: Duration) -> Result<Box<dyn Transport>> {
     let addresses = place.addresses()?;
     let member = GroupMember { group: 0, rank: place.rank as u64, size: place.size as u64 };

@@ -27,8 +27,8 @@ pub(super) fn linear(
     b.linear(x, name, out, true, Some(Init::Orthogonal { gain }))
 }
 
-/// PyTorch's `LayerNorm` over the features, as a group norm of one group: existing policies were
-/// trained with its roundings.
+/// PyTorch's `LayerNorm` over the features, as a group norm of one group. Another operation would
+/// round differently and change the outputs of policies in files.
 fn layer_norm(b: &mut GraphBuilder, x: NodeId, name: &str) -> Result<NodeId> {
     b.group_norm(x, name, 1, 1.0)
 }

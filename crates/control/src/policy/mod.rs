@@ -204,8 +204,8 @@ impl Policy {
         self.pass(&loss, batch, pass)
     }
 
-    /// Like a later pass of [`Policy::differentiate`], compared with `log_probs`, f32 `[rows,
-    /// heads]`, which [`Policy::act`] of the policy that acted wrote.
+    /// Like a later pass of [`Policy::differentiate`], with probability ratios relative to
+    /// `log_probs`, f32 `[rows, heads]`: those that [`Policy::act`] wrote when it drew the choices.
     ///
     /// # Errors
     /// The errors of [`Policy::differentiate`].

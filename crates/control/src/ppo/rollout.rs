@@ -69,7 +69,7 @@ pub(super) struct Rollout {
     pub(super) truncated: Tensor,
     /// u8 `[steps, envs]`.
     pub(super) terminated: Tensor,
-    /// f32 `[steps, envs]`, normalised over the round.
+    /// f32 `[steps, envs]`, normalised over the round unless each minibatch normalises its own.
     pub(super) advantages: Tensor,
     /// f32 `[steps, envs]`, divided by the running standard deviation of the returns.
     pub(super) returns: Tensor,

@@ -7,8 +7,8 @@ use crate::gae::{Discounts, Trajectories, advantages};
 /// Smallest divisor of the returns.
 const LEAST_SCALE: f64 = 1e-3;
 
-/// Running moments of all returns. V is trained in units of their standard deviation. With several
-/// ranks also the moments of a round's advantages.
+/// Running moments of all returns. V is trained in units of their standard deviation. Also used for
+/// the moments of advantages, with several ranks or several minibatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReturnScale {
@@ -18,12 +18,12 @@ pub(super) struct ReturnScale {
 }
 
 impl ReturnScale {
-    /// The standard deviation; 1 for fewer than two returns.
+    /// The standard deviation, at least [`LEAST_SCALE`]; 1 for fewer than two returns.
     pub(super) fn std(&self) -> f64 {
         if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
     }
 
-    /// Mean and standard deviation of what was pushed, without a lower bound.
+    /// Mean and standard deviation, without a lower bound.
     pub(super) fn mean_and_std(&self) -> (f64, f64) {
         (self.mean, (self.m2 / self.count.max(1.0)).sqrt())
     }

@@ -11,7 +11,8 @@ use crate::policy::PpoPass;
 use crate::report::RoundReport;
 
 /// Trains on the steps of this round, then begins a new one. Waits for the device: once for the
-/// targets and once per optimiser step, with several ranks more often.
+/// targets and once per optimiser step. Further waits come with several ranks, with compared
+/// members, and with several minibatches, which normalise their own advantages.
 ///
 /// # Errors
 /// [`Error::Diverged`] after too many consecutive skipped updates; a failed device.
@@ -190,8 +191,8 @@ impl PassStatistics {
         self.loss.is_finite() && self.gradient_norm.is_finite()
     }
 
-    /// Writes the statistics into the round's report. Entropies and explained variance come
-    /// from the first pass, before the parameters of the acting policy change.
+    /// Writes the statistics into the round's report. Entropies and explained variance come from
+    /// the first minibatch, before the parameters of the acting policy change.
     fn note(&self, report: &mut RoundReport, is_first: bool) {
         if is_first {
             report.entropies = self.entropies;

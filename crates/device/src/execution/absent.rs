@@ -136,7 +136,7 @@ impl PeerMembership {
     }
 }
 
-/// A launch, a copy or a fill, ready to be issued.
+/// A launch, a copy, a fill or an exchange, ready to be issued.
 pub(crate) struct CudaTask(Never);
 
 impl CudaTask {

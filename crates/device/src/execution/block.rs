@@ -53,7 +53,8 @@ pub(crate) enum BlockSource {
     Device(Box<dyn Allocator>),
 }
 
-/// Allocator of a device's own memory. Returning memory to it stops the device.
+/// Allocator of a device's own memory. Returning memory to it waits for all work of the device, as
+/// `cuMemFree` does.
 pub(crate) trait Allocator: Send + Sync {
     /// A block of `size` bytes with undefined contents; `None` if no memory is left.
     fn allocate(&self, size: usize) -> Option<Box<dyn DeviceMemory>>;
@@ -68,7 +69,7 @@ impl BlockSource {
         }
     }
 
-    /// Whether the device stops when a block returns to its system.
+    /// Whether returning a block to the system waits for all work of the device.
     pub(crate) fn stops(&self) -> bool {
         matches!(self, BlockSource::Device(_))
     }

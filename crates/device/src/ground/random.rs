@@ -52,7 +52,7 @@ pub enum Purpose {
     Members,
     /// Copies and changes of members in population-based training; `env` is the member.
     Exploration,
-    /// Keys of dropout layers; `step` is the layer's name.
+    /// Keys of dropout layers; `step` is a hash of the layer's name.
     Dropout,
     /// Any other purpose, with a unique number.
     Custom(u32),

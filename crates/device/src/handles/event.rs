@@ -25,7 +25,8 @@ impl Event {
     ///
     /// # Errors
     /// [`crate::Error::KernelPanicked`] if a kernel before it panicked;
-    /// [`crate::Error::InsideKernel`] if called inside of a kernel.
+    /// [`crate::Error::DeviceFailed`]; [`crate::Error::HotScope`] if an open scope forbids the
+    /// wait; [`crate::Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Event::synchronize", Location::caller());

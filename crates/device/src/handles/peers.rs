@@ -28,7 +28,7 @@ impl Peers {
         PeerMembership::library()
     }
 
-    /// A name for a new group, to be sent to all its members.
+    /// The id of a new group, to be sent to all its members.
     ///
     /// # Errors
     /// The errors of [`library`](Peers::library); [`Error::NoKernel`] for a stream of a processor.

@@ -14,10 +14,12 @@ use crate::order::{TrackedMemory, wait_for_producer};
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
-    /// earlier tensor; with `MERISTEM_SANITIZE=1` they are [`POISON`]). Does not wait.
+    /// earlier tensor; with `MERISTEM_SANITIZE=1` they are [`POISON`]). Does not wait for the
+    /// device, unless the memory limit is reached.
     ///
     /// # Errors
-    /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed.
+    /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed;
+    /// [`Error::HotScope`] if an open scope forbids to allocate or to wait.
     #[track_caller]
     pub fn empty(
         stream: &Stream,
@@ -51,7 +53,7 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A contiguous tensor of zeros. Does not wait.
+    /// A contiguous tensor of zeros. Waits as [`empty`](Tensor::empty) does.
     ///
     /// # Errors
     /// The errors of [`empty`](Tensor::empty), and [`Error::KernelPanicked`].
@@ -88,7 +90,8 @@ impl Tensor {
     }
 
     /// A contiguous tensor with these elements: one counted copy to the device. The elements are
-    /// read before this returns; does not wait.
+    /// read before this returns. Waits as [`empty`](Tensor::empty) and
+    /// [`copy_from_slice`](Tensor::copy_from_slice) do.
     ///
     /// # Errors
     /// [`Error::WrongLength`] if `elements` does not match `shape`, and the errors of
@@ -123,11 +126,13 @@ impl Tensor {
     }
 
     /// Overwrites the elements, given in memory order: one counted copy to the device, in stream
-    /// order. The elements are copied (into a staging buffer) before this returns; does not wait.
+    /// order. The elements are copied (into a staging buffer) before this returns. Does not wait
+    /// for a CPU device. For a CUDA device this waits like [`Stream::upload`], and also if the copy
+    /// is too large for page-locked memory (64 MiB).
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type, [`Error::WrongLength`],
-    /// [`Error::KernelPanicked`].
+    /// [`Error::KernelPanicked`], [`Error::HotScope`].
     #[track_caller]
     pub fn copy_from_slice<T: Element>(&self, elements: &[T]) -> Result<()> {
         let operation = "Tensor::copy_from_slice";
@@ -137,12 +142,15 @@ impl Tensor {
         transfer::copy_in(self, bytes, operation, act, Location::caller())
     }
 
-    /// Overwrites the bytes with `source[start..]`, in stream order and without staging: one
-    /// counted copy to the device. A worker reads `source`, which is kept alive until then. For
-    /// shared host memory, such as a [`MappedFile`](crate::MappedFile) (D7). Does not wait.
+    /// Overwrites the bytes with `source[start..]`, in stream order: one counted copy to the
+    /// device. For shared host memory, such as a [`MappedFile`](crate::MappedFile) (D7). On a CPU
+    /// device a worker reads `source`, which is kept alive until then, without staging; does not
+    /// wait. For a CUDA device the bytes are copied into staging memory before this returns; waits
+    /// as [`copy_from_slice`](Tensor::copy_from_slice) does.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if the source is too short, [`Error::KernelPanicked`].
+    /// [`Error::OutOfBounds`] if the source is too short, [`Error::KernelPanicked`],
+    /// [`Error::HotScope`].
     #[track_caller]
     pub fn copy_from_shared<S>(&self, source: Arc<S>, start: usize) -> Result<()>
     where

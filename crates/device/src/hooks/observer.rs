@@ -64,14 +64,16 @@ pub(crate) trait DeviceObserver: Send + Sync {
     fn memory_changed(&self, _owner: Owner, _bytes: usize) {}
 
     /// A stream has reached a wait. Called again for the same wait when a parked stream continues.
-    /// On the stream's worker.
+    /// Called on the stream's worker; never for streams of a CUDA device.
     fn wait_begins(&self, _stream: &Observed) {}
 
-    /// The wait at `_at` is over: `_producer` is done. On the stream's worker.
+    /// The wait at `_at` is over: `_producer` is done. Called on the stream's worker; never for
+    /// streams of a CUDA device.
     fn wait_ended(&self, _at: CommandPosition<'_>, _producer: CommandPosition<'_>) {}
 
-    /// A launch has run; no other thread can observe its end yet. Called on the stream's worker,
-    /// for observers that watch runs.
+    /// A launch has run; no other thread can observe its end yet. For observers that watch runs.
+    /// Called on the stream's worker; for a CUDA device on the thread whose poll of the device
+    /// finds the launch complete.
     fn launch_ran(&self, _ran: &FinishedLaunch<'_>) {}
 
     /// The calling host thread begins a wait or a copy, which ends when the result is dropped.

@@ -34,9 +34,9 @@
 //! rounding to eight classes per octave wastes at most an eighth.
 //!
 //! Invariants
-//! - A block stays in one storage, and a storage is in one place: with its tenant, with a
-//!   `PooledBlock` that kernels borrow it from, or in one free list; the latter two are its only
-//!   owner ([`UniqueArc`]).
+//! - A block stays in one storage, and a storage is in one place: with its tenant, in a
+//!   `PooledBlock` that kernels borrow it from, or in one free list. A `PooledBlock` or a free
+//!   list is the only owner of its storages ([`UniqueArc`]).
 //! - A free block carries every access to it that may not be done. Its next tenant inherits them,
 //!   and submission makes any stream wait for them before it touches the block (`hazard`). So
 //!   handing out a block is correct at any time, on any stream (S2); the choice of the block only
@@ -231,8 +231,9 @@ impl<H> Pool<H> {
     }
 
     /// Allocates a storage for a request of at least 1 byte. Waits (which counts as a
-    /// synchronisation) only if the limit is reached and free blocks of other sizes must become
-    /// idle first.
+    /// synchronisation) only if the limit or the system's memory is reached: until free blocks of
+    /// other sizes are idle or kernels return their temporary memory, and on a CUDA device while
+    /// idle blocks return to the system.
     pub(crate) fn allocate(&self, request: &MemoryRequest<'_>) -> Result<FreeStorage<H>> {
         let &MemoryRequest { stream, slot, bytes, owner, operation, site } = request;
         let class = class_of(bytes);
@@ -379,7 +380,7 @@ impl<H> Pool<H> {
         &self.pieces
     }
 
-    /// Whether the device stops when a block returns to the system.
+    /// Whether returning a block to the system waits for all work of the device.
     pub(crate) fn stops(&self) -> bool {
         self.memory.stops()
     }

@@ -168,8 +168,8 @@ impl fmt::Debug for HotScope {
 
 impl Drop for HotScope {
     fn drop(&mut self) {
-        // While the thread ends, this thread-local may be destroyed before a guard that another one
-        // holds.
+        // While the thread ends, the list of scopes may be destroyed before a `HotScope` that
+        // another thread-local holds.
         let _ = OPEN.try_with(|scopes| {
             let mut scopes = scopes.borrow_mut();
             scopes.retain(|open| !Rc::ptr_eq(open, &self.open));

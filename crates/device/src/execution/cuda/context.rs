@@ -21,7 +21,8 @@ const SMALLEST_PINNED: usize = 4096;
 const PINNED_AT_ONCE: usize = 1 << 20;
 /// Largest piece: larger copies go through pageable memory, which the driver copies in steps.
 pub(super) const LARGEST_PINNED: usize = 64 << 20;
-/// Largest number of bytes that are kept for reuse.
+/// Largest number of free bytes with which a piece of [`PINNED_AT_ONCE`] bytes or more is kept for
+/// reuse. Smaller pieces are always kept.
 const KEPT_MAX: usize = 256 << 20;
 
 /// Lowest compute capability that the kernels are written for.

@@ -26,7 +26,7 @@ use crate::ground::sync::{Arc, Mutex, lock};
 /// Instances of a graph that take turns.
 const INSTANCES: usize = 2;
 
-/// Members of a branch: the most blocks along the second axis of a grid.
+/// Largest number of members of a branch: CUDA's limit on blocks along the second axis of a grid.
 pub(super) const MEMBERS_MAX: usize = 65_535;
 
 /// Launches of one program, in one graph.

@@ -18,9 +18,9 @@ pub(super) struct KernelModule {
     functions: Mutex<HashMap<&'static str, KernelFunction>>,
 }
 
-/// Bytes of shared memory of a block from which on a kernel asks for the largest shared memory of a
-/// multiprocessor (its carveout): the registers suffice for four such blocks, and their shared
-/// memory is more than half of the largest.
+/// A kernel whose blocks have at least this many bytes of shared memory requests the largest shared
+/// memory of a multiprocessor (its carveout). The registers suffice for four such blocks, which
+/// together need more than half of the largest shared memory.
 const CARVED_FROM: u32 = 32 << 10;
 
 /// A kernel's function.

@@ -101,12 +101,12 @@ impl BoundProgram {
         Ok(bound)
     }
 
-    /// Whether the program was launched on this device.
+    /// Whether the program is bound on this device.
     pub(super) fn is_known(context: &Arc<CudaContext>, program: &Program) -> bool {
         BoundProgram::known(context, program).is_some()
     }
 
-    /// The bound program, if it was launched on this device before.
+    /// The bound program, if it was launched or prepared on this device before.
     fn known(context: &Arc<CudaContext>, program: &Program) -> Option<Arc<BoundProgram>> {
         let all = lock(&program.0.bound);
         let mut all = all.iter().filter_map(|known| known.clone().downcast::<BoundProgram>().ok());
@@ -164,9 +164,10 @@ impl BoundProgram {
     }
 }
 
-/// Parameters of a kernel: one span for each operand, and the struct of values. Their types and
-/// sizes were compared with the kernel's declaration by `check_call`. The driver copies them during
-/// the launch.
+/// Parameters of a kernel: one span for each operand, and the struct of values. `check_declared`
+/// has compared their number and the size of the values with the kernel's declaration, and
+/// `BoundProgram::fits` or `check_call` the spans with the launch's arguments. The driver copies
+/// them during the launch.
 pub(super) struct Parameters<'a> {
     call: &'a Call,
     spans: SmallVec<[KernelSpan; 8]>,

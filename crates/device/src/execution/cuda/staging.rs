@@ -65,7 +65,7 @@ impl StagingBuffer {
         }
     }
 
-    /// Gives the memory of a buffer that was not uploaded back for reuse, from any thread.
+    /// Gives the memory back for reuse, from any thread. No copy may have used the buffer.
     pub(crate) fn give_back(self) {
         if self.context.bind().is_ok() {
             self.release();

@@ -10,7 +10,7 @@ use crate::execution::fill::Fill;
 use crate::execution::transfer::Download;
 use crate::ground::sync::Arc;
 
-/// A launch, a copy or a fill, ready to be issued.
+/// A launch, a copy, a fill or an exchange, ready to be issued.
 pub(crate) struct CudaTask {
     pub(super) record: LaunchRecord,
     pub(super) act: TaskAct,
@@ -36,7 +36,8 @@ pub(super) enum TaskAct {
 }
 
 impl CudaTask {
-    /// Whether the task can become part of a graph.
+    /// Whether the task can become part of a graph: all its calls name their arguments
+    /// ([`Program::is_placed`]).
     pub(crate) fn is_placed(&self) -> bool {
         matches!(&self.act, TaskAct::Calls(program, _) if program.is_placed())
     }

@@ -90,7 +90,8 @@ pub(super) struct Shadow {
 }
 
 impl Shadow {
-    /// The current storage of the block, as in reports.
+    /// The storage with this id, which becomes the current storage of the block; `make` describes
+    /// it if it was another one before.
     pub(super) fn origin(
         &mut self,
         id: u64,
@@ -102,7 +103,7 @@ impl Shadow {
         }
     }
 
-    /// The current storage of the block, if it was ever used.
+    /// The storage with this id, if it is the last one that accessed the block.
     pub(super) fn used_by(&self, id: u64) -> Option<&StorageOrigin> {
         self.origin.as_deref().filter(|origin| origin.id == id)
     }
