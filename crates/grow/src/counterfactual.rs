@@ -24,7 +24,8 @@ pub const PERMUTATIONS: usize = 8;
 /// The modules whose contribution is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleScope {
-    /// Modules in Blending or Holding with alpha above 0: during an episode.
+    /// Modules in Blending or Holding with alpha above 0, and joint modules in Training: during an
+    /// episode.
     Live,
     /// Fossilized modules as well: for the final report.
     All,
@@ -67,9 +68,10 @@ type Coalition = u64;
 pub struct Contribution {
     /// Index of the module's slot.
     pub slot: usize,
-    /// Score without the module, 0..1.
+    /// Score without the module, at most 1; R² may be negative.
     pub score_without: f64,
-    /// Score with the module minus score without it, in percentage points.
+    /// Score with the module minus score without it, in percentage points. Scores below 0 count as
+    /// 0.
     pub score_pp: f64,
     /// Mean loss without the module minus mean loss with it, paired by image.
     pub loss: Option<PairedLoss>,
@@ -254,8 +256,7 @@ impl Counterfactual {
         let of_module = |(i, &slot): (usize, &usize)| {
             let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);
             let score_without = off.score(score)?;
-            // Subtract first, then scale by 100, as in earlier versions: the other order rounds
-            // differently.
+            // Subtracted first, then scaled by 100: the other order rounds differently.
             let counted = |metrics: &EvalMetrics| Some(metrics.score(score)?.clamp(0.0, 1.0));
             let score_pp = 100.0 * (counted(main)? - counted(off)?);
             Some(Contribution { slot, score_without, score_pp, loss: off.loss_over(main) })

@@ -52,7 +52,8 @@ impl Host {
     /// # Errors
     /// [`crate::HostError`] for a host that does not fit the image, or a slot that is unknown or
     /// listed twice; [`crate::RuleError`] for a rule outside its range; [`crate::BlueprintError`]
-    /// for a blueprint that does not fit a slot.
+    /// for a blueprint that fits neither images nor vectors, or is too large for a slot. A
+    /// blueprint that only does not fit a slot is no error: [`Host::check_germinate`] refuses it.
     pub fn new(
         spec: HostSpec,
         image: TaskShape,
@@ -67,7 +68,7 @@ impl Host {
         let dims: HashMap<SlotName, Dims> = sized.iter().filter_map(at_slot).collect();
         let slot = |name: &SlotName| Slot::new(name.clone(), dims[name]);
         let slots: Vec<Slot> = spec.order_slots(enabled)?.iter().map(slot).collect();
-        // Checked once here: later a policy may choose any germination, which then cannot fail.
+        // Checked once here, so that every germination that is legal later has a valid size.
         for slot in &slots {
             blueprints.iter().try_for_each(|blueprint| check_size(blueprint, slot.dims))?;
         }

@@ -31,8 +31,8 @@
 //! ```
 //!
 //! # Source modules, from bottom to top
-//! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), the family of
-//!   hosts ([`Cnn`]), and the shape of images and classes ([`TaskShape`]);
+//! - `spec`: hosts as lists of layers ([`HostSpec`], [`HostLayer`], [`SlotName`]), families of
+//!   hosts (such as [`Cnn`]), and the shape of images and classes ([`TaskShape`]);
 //! - `blueprint`, `blueprint_set`: modules that can grow, as data ([`Blueprint`],
 //!   [`BlueprintLayer`], [`Join`], [`BlueprintSet`]);
 //! - `lifecycle`: stages, alpha, gates and rules of a module in its slot ([`Stage`], [`Slot`],

@@ -23,7 +23,7 @@ pub const TOPOLOGY_VERSION: u32 = 1;
 pub struct Topology {
     /// [`TOPOLOGY_VERSION`].
     pub version: u32,
-    /// The host; written as `cnn:…`, read in any text form.
+    /// The host; written as [`HostSpec::description`], read in any text form.
     pub host: HostSpec,
     /// The host before any layer was widened; `None` if none was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -199,8 +199,7 @@ impl Topology {
     /// # Errors
     /// [`TopologyError::Version`], [`TopologyError::Host`].
     pub fn check_host(&self, json: &str) -> Result<()> {
-        // An entry without a version is not checked here: it is no list of layers, so parsing it
-        // below fails.
+        // An entry without a version is read below like one of the newest version.
         if let Ok(found) = version_of(json)
             && found > LIST_VERSION
         {

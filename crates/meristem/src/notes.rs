@@ -24,7 +24,7 @@ pub(crate) struct Notes {
 }
 
 impl Notes {
-    /// Creates the layer; `None` for a command that prints only errors.
+    /// Creates the layer; `None` for a command that prints only warnings and errors.
     pub(crate) fn unless(quiet: bool) -> Option<Self> {
         let is_drawable = is_drawable(&std::io::stderr());
         (!quiet).then(|| Self { is_drawable, last: Mutex::new(Instant::now()) })

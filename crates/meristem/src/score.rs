@@ -32,7 +32,7 @@ pub(crate) fn figure(kind: ScoreKind, score: f64) -> String {
     }
 }
 
-/// A mean and what it may be off by, such as `81.2 ± 1.3 %`.
+/// A mean with a deviation from it, such as `81.2 ± 1.3 %`.
 pub(crate) fn spread(kind: ScoreKind, mean: f64, deviation: f64) -> String {
     let [mean, deviation] = [mean, deviation].map(|score| figure(kind, score));
     format!("{mean} ± {deviation}{}", unit(kind))
@@ -59,8 +59,8 @@ pub(crate) fn factor(kind: ScoreKind) -> f64 {
     if kind == ScoreKind::Accuracy { 100.0 } else { 1.0 }
 }
 
-/// Names of axes with scores times [`factor`]: on the control split, on the test split. `None` for
-/// scores of several kinds.
+/// Names of axes with scores times [`factor`]: on the control split, on the test split. `kind` is
+/// `None` for scores of several kinds.
 pub(crate) fn axes(kind: Option<ScoreKind>) -> [&'static str; 2] {
     match kind {
         Some(ScoreKind::Accuracy) => ["control accuracy, %", "test accuracy, %"],

@@ -26,7 +26,7 @@ const EDGE: f64 = 27.0;
 /// Distance between the lines of branches that are nested in each other.
 const BRANCH: f64 = 10.0;
 
-/// The drawing of a host from the image to the classes, with a box for each block, pool and slot,
+/// The drawing of a host from the image to the classes, with a box for each of its [`host_parts`],
 /// and lines above the boxes for branches. A slot of `slots` has the colour of its stage, and its
 /// text below.
 pub fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {

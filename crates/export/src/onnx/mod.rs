@@ -65,8 +65,8 @@ pub struct Preprocessing<'a> {
 pub enum OnnxError {
     /// An operation without a rule for export.
     #[error(
-        "cannot export `{operation}` to ONNX: only networks from images to logits are exported, \
-         without recurrent layers, embeddings or further inputs"
+        "cannot export `{operation}` to ONNX: only networks without recurrent layers, embeddings \
+         or further inputs are exported"
     )]
     Unsupported {
         /// Name of the operation.

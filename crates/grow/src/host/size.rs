@@ -23,7 +23,8 @@ impl Host {
     /// Size of the host, as [`Host::size`], after a germination of this blueprint in this slot.
     ///
     /// # Errors
-    /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`].
+    /// [`LifecycleError::NoSuchSlot`], [`LifecycleError::NoSuchBlueprint`], or
+    /// [`crate::BlueprintError`] for a blueprint that does not fit the slot.
     pub fn size_with(&self, index: usize, blueprint: usize) -> Result<NetworkSize> {
         self.slot(index)?;
         let mut slots = self.slots.clone();
@@ -34,7 +35,7 @@ impl Host {
     /// Names of the parameters of the host and of all modules that may grow in its slots.
     ///
     /// # Errors
-    /// The errors of [`Host::graph`].
+    /// [`crate::BlueprintError`] for a blueprint that does not fit one of the slots.
     pub fn possible_parameters(&self) -> Result<BTreeSet<String>> {
         let mut names = BTreeSet::new();
         let mut add = |slots: &[Slot]| {
@@ -59,7 +60,7 @@ impl Host {
         if max_parameters.is_none() && max_macs.is_none() {
             return Ok(());
         }
-        // `Host::new` checked that every blueprint fits every slot, so the size exists.
+        // The caller has checked that the blueprint fits the slot, so the size exists.
         let Ok(size) = self.size_with(index, blueprint) else { return Ok(()) };
         let Some((what, needs, limit)) = self.exceeded(size) else { return Ok(()) };
         let slot = self.slot(index)?.name.clone();

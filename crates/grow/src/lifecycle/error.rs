@@ -106,10 +106,10 @@ pub enum LifecycleError {
         /// Largest size.
         limit: u64,
     },
-    /// A blueprint that cannot learn in a slot of this shape.
+    /// A blueprint that does not fit the shape of a slot, or cannot learn in it.
     #[error(
-        "slot {slot}: {blueprint} cannot learn there: a group of its group norm has one value, \
-         whose normalised value is always 0"
+        "slot {slot}: {blueprint} does not fit there: its layers need another shape, or a group of \
+         its group norm has one value, whose normalised value is always 0"
     )]
     DoesNotFit {
         /// The slot.

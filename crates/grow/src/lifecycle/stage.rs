@@ -12,7 +12,8 @@ pub enum Stage {
     Dormant,
     /// A module is chosen, but does not compute yet.
     Germinated,
-    /// The module trains without changing the host's output (straight-through).
+    /// The module trains without changing the host's output (straight-through); a joint module
+    /// computes with alpha 1.
     Training,
     /// Alpha is moving to its target, or has just reached it.
     Blending,
@@ -24,7 +25,7 @@ pub enum Stage {
     Pruned,
     /// Empty, not yet available.
     Embargoed,
-    /// The last step before the slot is dormant again.
+    /// The last steps before the slot is dormant again.
     Resetting,
 }
 

@@ -16,10 +16,10 @@ use super::slot_name::SlotName;
 use crate::json::parse_json;
 use crate::suggest::nearest;
 
-/// Version of lists that have only the kinds of layers of the family `cnn`.
+/// Version that is written for hosts of the family `cnn`.
 const FIRST_VERSION: u32 = 1;
-/// Version of lists with any other layer or key. A new version marks a format that older readers
-/// would misread.
+/// Version that is written for all other hosts, and the newest that is read. A new version marks a
+/// format that older readers would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
 const KINDS: [&str; 30] = [

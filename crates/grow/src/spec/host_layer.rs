@@ -115,8 +115,8 @@ pub enum HostLayer {
     Softplus,
     /// `x·min(max(x + 3, 0), 6)/6`.
     HardSwish,
-    /// Elements that are 0 with probability `p` in training, where the others are divided by `1 −
-    /// p`; the identity in evaluation (Srivastava et al. 2014, "Dropout").
+    /// In training each element becomes 0 with probability `p`, or else is divided by `1 − p`; the
+    /// identity in evaluation (Srivastava et al. 2014, "Dropout").
     Dropout {
         /// Name, unique in the host; the draws depend on it.
         #[serde(default)]

@@ -21,11 +21,11 @@ use crate::suggest::nearest;
 /// A host: layers in forward order, and its slots in action-index order. Graph, sizes, drawings and
 /// the metadata of weights files follow from the list of layers.
 ///
-/// It is parsed from the name of a preset, from the text of a [`Cnn`], from the widths of a
-/// multilayer perceptron such as `mlp:256,256` or of convolutions over signals such as
-/// `conv1d:16,32`, or from a description in JSON; [`HostSpec::from_toml`] and
-/// [`HostSpec::from_json`] read the contents of a file. Hosts are equal
-/// if their layers and slots are. Clones share the list.
+/// It is parsed from the name of a preset or a ready-made host, from the text of a [`Cnn`], from
+/// the widths of a multilayer perceptron such as `mlp:256,256` or of convolutions over signals such
+/// as `conv1d:16,32`, or from a description in JSON; [`HostSpec::from_toml`] and
+/// [`HostSpec::from_json`] read the contents of a file. Hosts are equal if their layers and slots
+/// are. Clones share the list.
 ///
 /// ```
 /// use meristem_grow::{HostSpec, TaskShape};
@@ -94,8 +94,8 @@ impl HostSpec {
         Self(Arc::new(ParsedHost { text, list }))
     }
 
-    /// The name in the description; for hosts of the family `cnn` the name of the preset, or else
-    /// the `cnn:…` text. [`fmt::Display`] writes the same.
+    /// The name in the description; for hosts of a family the name of the preset, or else the text,
+    /// such as `cnn:…` or `mlp:…`. [`fmt::Display`] writes the same.
     pub fn name(&self) -> String {
         if let Some(name) = &self.0.list.name {
             return name.clone();
@@ -108,8 +108,8 @@ impl HostSpec {
         }
     }
 
-    /// Text that describes the host completely: `cnn:channels=…,blocks=…,kernel=…,pools=…`, or one
-    /// line of JSON.
+    /// Text that describes the host completely: `cnn:channels=…,blocks=…,kernel=…,pools=…`,
+    /// `mlp:…`, `conv1d:…`, or one line of JSON.
     pub fn description(&self) -> &str {
         &self.0.text
     }

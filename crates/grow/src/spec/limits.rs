@@ -15,5 +15,5 @@ pub(super) const LAYERS_MAX: usize = 4096;
 pub(super) const DEPTH_MAX: usize = 8;
 /// Maximum number of characters of a name.
 pub(super) const NAME_CHARS_MAX: usize = 120;
-/// Maximum kernel, stride and padding.
+/// Maximum kernel, stride, dilation and padding.
 pub(super) const WINDOW_MAX: usize = 1024;

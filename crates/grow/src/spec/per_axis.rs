@@ -28,7 +28,8 @@ impl PerAxis {
         Self { rows: size, columns: size }
     }
 
-    /// A size along the points of a signal, which has one row; `rows` along the row.
+    /// A size for a signal, which is an image of one row: `points` along its points, and `rows`
+    /// along the axis of rows.
     pub(super) fn of_signal(rows: usize, points: usize) -> Self {
         Self { rows, columns: points }
     }

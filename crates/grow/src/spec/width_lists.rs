@@ -9,7 +9,7 @@ use super::task_shape::TaskShape;
 
 /// Largest number of widths.
 const WIDTHS_MAX: usize = 32;
-/// Begin of the part with the probability of dropout, which may be the last of an `mlp`.
+/// Prefix of the probability of dropout, an optional last part of an `mlp`.
 const DROPOUT: &str = "dropout=";
 /// Points of a window of `conv1d`.
 const WINDOW: usize = 5;

@@ -34,7 +34,7 @@ pub(super) fn devices(id: DeviceId) -> Verdict {
 pub(super) fn libraries() -> Verdict {
     let libraries = Communicator::libraries();
     if libraries.is_empty() {
-        return Ok("none; ranks are threads, processes need a build with --features mpi".into());
+        return Ok("none; ranks over MPI need a build with --features mpi".into());
     }
     let mut named = vec![];
     for (transport, library) in libraries {

@@ -49,7 +49,7 @@ pub(crate) struct BenchCommArguments {
     /// Print the device memory after each phase of the first sum of each kind
     #[arg(long)]
     pub(crate) memory: bool,
-    /// Log the exchanges between ranks and the messages of the MPI library to stderr
+    /// Log the exchanges between ranks, and the messages of the MPI library and of NCCL, to stderr
     #[arg(long)]
     pub(crate) comm_debug: bool,
     /// Print JSON

@@ -12,7 +12,7 @@ use super::DatasetArguments;
 pub(crate) enum DataCommand {
     /// Describe a dataset; without --dataset, list all datasets and their required files.
     Info(InfoArguments),
-    /// Decode every image of a dataset, by default the embedded one, and list damaged images.
+    /// Read every sample of a dataset, by default the embedded one, and list the damaged ones.
     Verify(VerifyArguments),
     /// Convert class folders (train/CLASS/*, test/CLASS/*) to the binary layout of CIFAR-10.
     Import(ImportArguments),
@@ -30,8 +30,9 @@ pub(crate) struct InfoArguments {
     /// Normalisation to describe: data, cifar10, imagenet or 'mean=A,B,C;std=D,E,F'
     #[arg(long, value_name = "CONSTANTS", default_value_t = Normalize::Data)]
     pub(crate) normalize: Normalize,
-    /// Task of the targets: auto, classify, multilabel or regress. Makes one target column of whole
-    /// numbers of a table numbers; another task than that of the targets is an error
+    /// Task of the targets: auto, classify, multilabel or regress; an error if the targets have
+    /// another. With regress, one target column of whole numbers in a table has numbers, not
+    /// classes
     #[arg(long, value_name = "TASK", default_value_t = TaskKind::Auto)]
     pub(crate) task: TaskKind,
     /// Print JSON
@@ -44,8 +45,9 @@ pub(crate) struct InfoArguments {
 pub(crate) struct VerifyArguments {
     #[command(flatten)]
     pub(crate) dataset: DatasetArguments,
-    /// Task of the targets: auto, classify, multilabel or regress. Makes one target column of whole
-    /// numbers of a table numbers; another task than that of the targets is an error
+    /// Task of the targets: auto, classify, multilabel or regress; an error if the targets have
+    /// another. With regress, one target column of whole numbers in a table has numbers, not
+    /// classes
     #[arg(long, value_name = "TASK", default_value_t = TaskKind::Auto)]
     pub(crate) task: TaskKind,
     /// Print JSON

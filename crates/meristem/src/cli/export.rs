@@ -18,9 +18,10 @@ pub(crate) enum ExportCommand {
     Parquet(ParquetArguments),
     /// Write the network of a weights file, host and modules, as an ONNX model.
     ///
-    /// The input `images` is f32 [N, channels, rows, columns], normalised, for any N; the output
-    /// `logits` is f32 [N, classes]. The metadata has the keys classes, normalization, host, input
-    /// and weights.
+    /// The input `images` is f32 [N, channels, rows, columns], normalised, for any N; for signals
+    /// and vectors it is `inputs`. The output `logits` is f32 [N, classes]; for numbers it is
+    /// `outputs`, in the units of the targets. The metadata has the keys classes, normalization,
+    /// host, input and weights, and outputs and table if there are any.
     Onnx(OnnxArguments),
     /// Write the events of a run as an event file of TensorBoard: curves, histograms of actions,
     /// settings.
@@ -38,7 +39,8 @@ pub(crate) struct OnnxArguments {
     /// File to write; must not exist
     #[arg(long, value_name = "FILE")]
     pub(crate) out: PathBuf,
-    /// Make the input u8 [N, rows, columns, channels], which the model normalises
+    /// Make the input the stored values, which the model normalises: u8 [N, rows, columns,
+    /// channels] for images; u8 or f32, as they are stored, for arrays
     #[arg(long)]
     pub(crate) with_preprocessing: bool,
     /// Host of the weights; required only if the file has no topology [default: the file's]

@@ -132,7 +132,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether to print only errors.
+    /// Whether to print only warnings and errors.
     pub(crate) fn is_quiet(&self) -> bool {
         match self {
             Command::Train(arguments) => arguments.quiet,

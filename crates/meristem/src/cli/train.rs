@@ -21,7 +21,7 @@ pub(crate) struct TrainArguments {
     /// view ends with the run
     #[arg(long, help_heading = "Run", conflicts_with_all = ["quiet", "json", "print_config"])]
     pub(crate) watch: bool,
-    /// Print only errors
+    /// Print only warnings and errors
     #[arg(long, help_heading = "Run", overrides_with = "quiet")]
     pub(crate) quiet: bool,
     /// Print statistics of the policy after each round: KL divergence, explained variance,
@@ -36,7 +36,7 @@ pub(crate) struct TrainArguments {
     pub(crate) memory: bool,
     #[command(flatten)]
     pub(crate) settings: SettingArguments<true>,
-    /// Log the exchanges between ranks and the messages of the MPI library to stderr
+    /// Log the exchanges between ranks, and the messages of the MPI library and of NCCL, to stderr
     #[arg(long, help_heading = "Ranks")]
     pub(crate) comm_debug: bool,
 }

@@ -40,7 +40,8 @@ pub(crate) fn run(command: &DataCommand) -> Outcome {
     }
 }
 
-/// The selected dataset, whose targets are those of `task` where it decides.
+/// The selected dataset. With task regress a target column of whole numbers has numbers, not
+/// classes.
 fn spec_of(dataset: &DatasetArguments, task: TaskKind) -> Result<DatasetSpec, Failure> {
     let mut spec = dataset.spec()?;
     spec.table.numbers = task == TaskKind::Regress;

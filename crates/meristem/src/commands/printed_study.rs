@@ -17,7 +17,7 @@ pub(super) struct PrintedStudy {
 }
 
 impl PrintedStudy {
-    /// Prints errors only, if `quiet`.
+    /// With `quiet`, prints only warnings and errors.
     pub(super) fn new(quiet: bool) -> Self {
         let mode = if quiet {
             Mode::Quiet

@@ -28,7 +28,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> Outcome {
 }
 
 /// Resumes a run if the arguments ask for that, or else starts one with the settings from
-/// `resolve`.
+/// `resolve`. With `--print-config` only prints these settings.
 pub(super) fn run_with(
     arguments: &TrainArguments,
     resolve: impl FnOnce() -> Result<TrainConfig, Failure>,

@@ -19,7 +19,7 @@ pub(crate) fn differences(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
     differ.into_iter().map(|(key, values)| (key, values.into_iter().map(plain).collect())).collect()
 }
 
-/// Chart of the runs' mean control scores; of runs with different scores, without percent.
+/// Chart of the runs' mean control scores; not in percent if their kinds of scores differ.
 pub(crate) fn scores(runs: &[&Run]) -> Chart {
     let kind = score::common(runs.iter().map(|run| &run.overview));
     let name = kind.map_or("score".into(), |kind| kind.to_string());
@@ -64,7 +64,7 @@ pub(crate) fn results(runs: &[&Run]) -> Vec<(String, Vec<String>)> {
         Some(kind) => format!("{split} {kind}"),
         None => format!("{split} score"),
     });
-    // The name of the row has the name of the score, unless they differ.
+    // The row's name has the score's name. If kinds of scores differ, each value has its own.
     let show = if kind.is_some() { score::value } else { score::named };
     let number = |value: Option<f64>| value.map_or("–".into(), |n| thousands(n.round() as u64));
     type Figure = fn(&Overview) -> String;

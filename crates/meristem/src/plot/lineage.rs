@@ -80,7 +80,8 @@ pub(crate) fn lineage<'a>(
     Some(Picture { size, shapes })
 }
 
-/// Colours of the ancestors with the most rows at the end; further ones share the last colour.
+/// Colours of the ancestors, ranked by the number of rows that descend from them at the end. From
+/// some rank on, all have the last colour.
 fn colours_of(
     rows: &[(usize, usize)],
     descents: &BTreeMap<usize, Vec<Descent>>,

@@ -12,7 +12,7 @@ const AXES_MAX: usize = 10;
 const LINES_MAX: usize = 1000;
 /// Maximum number of names at an axis. Of more names only the first and the last are written.
 const NAMES_MAX: usize = 12;
-/// Longest name of a value and of a setting, in characters.
+/// Maximum length of the name of a value, in characters. Names of settings may be longer by 6.
 const NAME: usize = 14;
 /// Distance of two axes, in pixels.
 const STEP: f64 = 140.0;
@@ -53,7 +53,7 @@ impl Scale {
                 let median = &all[all.len() / 2].1;
                 let [linear, log] =
                     [false, true].map(|log| Self::Numbers { ends: ends.clone(), log });
-                // Numbers that were drawn on a logarithmic scale have their median in its middle.
+                // Numbers that were sampled on a logarithmic scale have their median in its middle.
                 let distance = |scale: &Self| (scale.at(median) - 0.5).abs();
                 let is_log = least.0 > 0.0 && distance(&log) < distance(&linear);
                 return if is_log { log } else { linear };

@@ -65,7 +65,7 @@ pub(crate) struct Progress {
     envs: Vec<Option<StepCompleted>>,
     /// Number of envs in training.
     trained: usize,
-    /// The step whose events arrive: its newest event, and their number.
+    /// The incomplete step: its newest event, and the number of its events so far.
     arriving: Option<(StepCompleted, usize)>,
     stepping: StepDurations,
     bars: Option<Bars>,

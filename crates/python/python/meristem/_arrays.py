@@ -37,8 +37,8 @@ def file_of(
 ) -> tuple[Path, bool]:
     """Writes samples and targets to a file whose name is a digest of its contents.
 
-    Equal arrays have one file. So another process can resume a run, whether it makes the same arrays
-    or only has the file. Returns the file, and whether it is new.
+    Equal arrays have one file. So another process can resume a run with the same arrays, or with the
+    file alone. Returns the file, and whether it is new.
     """
     if kind is not None and text("kind", kind, DataError) not in KINDS:
         raise refused("kind", kind, "vector, signal or image", DataError)
@@ -91,7 +91,7 @@ def names_of(classes: Iterable[str] | None) -> list[str] | None:
 
 
 def numbered(labels: Named, classes: Iterable[str] | None) -> tuple[Named, list[str] | None]:
-    """Labels as numbers, and the names of the classes, which text labels need: sorted by default."""
+    """Labels as numbers, and the names of the classes. Without names, text labels are the names, sorted."""
     names = names_of(classes)
     texts = {split for split, array in labels.items() if array.dtype.kind == "U"}
     others = {split for split, array in labels.items() if array.dtype.kind != "U" and array.size}

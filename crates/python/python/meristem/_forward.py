@@ -24,7 +24,7 @@ FUNCTIONS = (
     "softplus",
     "hard_swish",
 )
-#: Sizes of layers of signals along the row of an image.
+#: Sizes along the axis of rows, for layers of signals, which are images of one row.
 OF_ROW = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
 #: One number for height and width, or one for each.
 Size = int | Sequence[int]

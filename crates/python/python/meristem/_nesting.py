@@ -62,7 +62,7 @@ class Nesting:
         return meeting
 
     def between(self, start: Value, end: Value) -> list[Layer]:
-        """The layers after ``start`` up to ``end``, which it dominates."""
+        """The layers after ``start`` up to ``end``; ``start`` dominates ``end``."""
         path = []
         at = end
         while at is not start:
@@ -108,8 +108,8 @@ class Nesting:
         """The error for a value that is used where no layer can read it."""
         got = f"a value that {user.place} needs beside others"
         expected = "values for residual layers, branches, or operands of a join after the first"
-        remedy = "let all uses of the value meet in one sum, product or concatenation, which has it"
-        remedy += " after the values that are computed from it"
+        remedy = "join all uses of the value in one sum, product or concatenation, with the value"
+        remedy += " itself after those that are computed from it"
         return refusal(value.place, got, expected, remedy)
 
     def saved_in(self, found: list[Layer]) -> list[Layer]:

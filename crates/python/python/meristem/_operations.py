@@ -26,7 +26,7 @@ class Call:
 
     settings: Mapping[str, Any]
     shape: tuple[int, ...]
-    #: Whether the tensor is a vector for hosts, also if it is an image of one pixel for PyTorch.
+    #: Whether the tensor is a vector for hosts. For PyTorch it may be an image of one pixel.
     vector: bool
     #: The first unsupported part: what it is, and the expected value.
     problem: tuple[str, str] | None = None
@@ -39,7 +39,7 @@ class Call:
         self.problem = self.problem or (got, expected)
 
     def only(self, **allowed: Any) -> None:
-        """Checks that settings have the values that layers have."""
+        """Checks that settings have the only values that layers support."""
         for name, value in allowed.items():
             given = self[name]
             if type(given) is not type(value) and isinstance(value, bool | None) or given != value:
@@ -134,7 +134,7 @@ def group_norm(call: Call) -> Layer:
 
 
 def activation(make: Callable[[], Layer], settings: Mapping[str, Any]) -> Operation:
-    """A function of one element, which hosts have with the defaults of its settings."""
+    """An elementwise function, which hosts support only with the defaults of its settings."""
 
     def layer(call: Call) -> Layer:
         # The result does not depend on `inplace`. If a later operation reads the overwritten input,

@@ -1,4 +1,4 @@
-"""A sweep in parts: each fleet of members is a task that any process can run (P8).
+"""A sweep in parts: each fleet of members is a task that any process can run.
 
 The state of a fleet between two tasks is its run folder, as the bytes of an archive. A fleet stops where the
 scheduler decides; the decision needs the scores of all fleets, and the next task ends the members that
@@ -29,7 +29,7 @@ ATTEMPTS = 4
 RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS")
 #: Settings of the whole sweep. A fleet has other values of them, or none.
 OF_THE_SWEEP = ("members", "envs", "env_numbers", "scheduler", "space", "sampler", "name", "export")
-#: Reason in the leaderboard for an end that each scheduler decides.
+#: Reason that the leaderboard has for members that each scheduler ends.
 REASONS = {"halving": "rung", "hyperband": "rung", "median": "median", "patience": "patience"}
 
 
@@ -220,7 +220,7 @@ class PartialSweep:
         return list(_meristem.over_seeds(json.dumps({**summary, "envs": envs})))
 
     def _ended(self, number: int, ended: str | None) -> str | None:
-        """The reason for the end of a member, of which its fleet says ``ended``."""
+        """The reason for the end of a member; ``ended`` is the reason in the leaderboard of its fleet."""
         # A fleet whose members have all ended gets no more tasks, so its own leaderboard does not have the last
         # of these ends.
         return self.reason if ended == "planned" or (ended is None and number in self.ended) else ended

@@ -77,7 +77,7 @@ def samples_of(name: str, value: Any) -> "np.ndarray[Any, Any]":
         remedy = "convert them to an array of numbers with a row for each sample"
         expected = "numbers [N, F], [N, C, L] or [N, C, H, W]"
         raise wrong(name, described(value, array), expected, remedy)
-    # A byte has the value b / 255.
+    # Booleans become floats: a stored byte b would have the value b / 255.
     return array.astype(np.float32) if array.dtype.kind == "b" else array
 
 

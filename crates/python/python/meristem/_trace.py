@@ -53,7 +53,7 @@ DROPOUT_FUNCTIONS = (
 )
 #: Layers after which a value is a vector.
 VECTORS = (layers.Flatten, layers.GlobalAvgPool, layers.GlobalMaxPool, layers.Linear)
-#: Modules that no layer computes.
+#: Supported modules without an entry in ``MODULES``: they keep the values of their input.
 UNCHANGED = (nn.Identity, nn.Flatten, *DROPOUTS)
 #: Methods that return a tensor of the same values.
 COPIES = ("clone", "contiguous")
@@ -72,7 +72,7 @@ class Value:
     #: The layer after the one input, or ``None`` for joins and the input of the module.
     layer: Layer | None = None
     join: str | None = None
-    #: Whether it is a vector, also one that PyTorch has as an image of one pixel.
+    #: Whether it is a vector for hosts. For PyTorch it may be an image of one pixel.
     vector: bool = False
     #: Names of the slots after the value.
     slots: list[str] = field(default_factory=list)
@@ -174,7 +174,7 @@ def _untraced(module: nn.Module, tracer: Tracer, error: Exception) -> SettingErr
 
 
 def _slots(tracer: Tracer, slots: Sequence[str]) -> dict[str, list[str]]:
-    """Names of slots by the node after which they are."""
+    """Names of slots, by the name of the node that each slot follows."""
     found: dict[str, list[str]] = {}
     for path in slots:
         outputs = tracer.outputs.get(path, [])
@@ -224,7 +224,7 @@ class Reader:
             module = self.root.get_submodule(node.target)
             if type(module) not in (*MODULES, *UNCHANGED):
                 got = f"an unsupported module {type(module).__name__}"
-                raise refusal(place_of(node), got, "a module of a layer", NO_COUNTERPART)
+                raise refusal(place_of(node), got, "a module that a layer stands for", NO_COUNTERPART)
             for name, tensor in module.state_dict().items():
                 kind = torch.int64 if name == "num_batches_tracked" else torch.float32
                 if tensor.dtype != kind:
@@ -236,7 +236,7 @@ class Reader:
         """Reads everything that the output depends on. ``training`` has the paths of the modules in
         training mode."""
         for node in self.graph.nodes:
-            # Others are numbers, such as the batch size; as operands of layers they are refused.
+            # Other nodes are numbers, such as the batch size; as operands of layers they are refused.
             tensor = node.meta.get("shape") is not None
             operation = node.op == "call_module" or node.target in FUNCTIONS
             if node not in self.needed or not (tensor or operation):

@@ -38,7 +38,7 @@ class Slot:
     age: int
     #: Contribution in percentage points of the control score; ``None`` before it was measured.
     contribution: float | None
-    #: 0..1; ``None`` before it was measured.
+    #: Gradient health, 0..1; ``None`` before it was measured.
     gradient_health: float | None
     #: Whether the gate to the next stage would pass now.
     gate_passes: bool

@@ -47,7 +47,7 @@ class ArgumentError(MeristemError, ValueError):
 
 
 class SettingError(MeristemError, ValueError):
-    """A setting is unknown, or its value is invalid; no host stands for a PyTorch module."""
+    """A setting is unknown, its value is invalid, or no host computes the same as a PyTorch module."""
 
 
 class RunFolderError(MeristemError):

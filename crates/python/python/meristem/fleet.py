@@ -92,7 +92,7 @@ class Fleet:
     ) -> None:
         """Starts a run with the settings of :func:`meristem.train`. It ends after ``rounds`` rounds.
 
-        ``loss`` is the name of a built-in loss, or a function, as of :func:`meristem.train`.
+        ``loss`` is the name of a built-in loss, or a function, as in :func:`meristem.train`.
 
         Raises:
             SettingError: As :func:`meristem.train`; or ``controller`` is given.
@@ -133,8 +133,7 @@ class Fleet:
         """Trains all envs for one step, which is one epoch, and measures them. Returns the envs.
 
         The call after the last step of a round trains the first step of the next round, with fresh
-        hosts.
-        If actions are due and were not given, the action of all envs is WAIT.
+        hosts. If actions are due and were not given, the action of all envs is WAIT.
 
         Raises:
             StateError: The run is over, or another thread uses the fleet.

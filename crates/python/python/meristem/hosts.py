@@ -103,12 +103,12 @@ class Host:
                 value["slots"] = sequence("slots", slots, "names of slots", SettingError)
             given = json.dumps(value)
         elif layers or name is not None or slots is not None:
-            raise refused("first", first, "a layer, as the others are", SettingError)
+            raise refused("first", first, "a layer, as `layers`, `name` and `slots` require", SettingError)
         elif isinstance(first, PathLike):
             given = path("first", first, SettingError)
         else:
             given = text("first", first, SettingError)
-        #: The complete description: ``cnn:…``, or one line of JSON.
+        #: The complete description: ``cnn:…``, ``mlp:…``, ``conv1d:…``, or one line of JSON.
         self.description: str = _meristem.host_description(given)
         # The value of the setting `host`; a later change of a file has no effect.
         self._setting = _meristem.host_text(self.description)

@@ -152,6 +152,6 @@ def as_images(kind: str, x: Any) -> Any:
 
 
 def normalization(weights: Weights) -> tuple[Sequence[float], Sequence[float]]:
-    """Mean and standard deviation per channel, for values in the file, or for bytes as 0..1."""
+    """Mean and standard deviation per channel of the stored values, where bytes count as 0..1."""
     about = weights.metadata["normalization"]
     return about["mean"], about["std"]

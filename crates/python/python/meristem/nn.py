@@ -174,8 +174,8 @@ class HardSwish(Layer):
 
 @dataclass
 class Dropout(Layer):
-    """Elements are 0 with probability ``p`` in training, where the others are divided by ``1 - p``;
-    the identity in evaluation. The draws depend on the name."""
+    """In training each element becomes 0 with probability ``p``, or else is divided by ``1 - p``; the
+    identity in evaluation. The draws depend on the name."""
 
     kind: ClassVar[str] = "dropout"
     p: float

@@ -24,10 +24,10 @@ class Search(Searcher):
     """A searcher whose members are the trials of a study, in the order in which they begin.
 
     ``suggest`` maps a trial to the settings of its member, such as
-    ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name of the run,
-    which is stored with each trial, or the name of its folder, which ends with that name by default. If the
-    study already has trials of this run, because the run was resumed, their members get the same settings
-    again.
+    ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name of the run;
+    it is stored with each trial. For a run that is resumed it may be the name of the folder, which by default
+    ends with the name of the run. If the study already has trials of this run, their members get the same
+    settings again.
     """
 
     def __init__(self, study: optuna.Study, suggest: Callable[[Any], Mapping[str, Any]], run: str) -> None:

@@ -98,8 +98,8 @@ def sweep(
     these states, also with another executor.
 
     Raises:
-        SettingError: A setting is unknown, or its value is invalid; with an executor settings without
-            members, or a folder of another sweep.
+        SettingError: A setting is unknown, or its value is invalid; there are no members; with an executor,
+            the folder has another sweep.
         MeristemError: The executor is broken; or as on the command line.
     """
     given = {"controller": "none", "control_split": 0.2, **settings}

@@ -42,7 +42,7 @@ class Network(nn.Module):
         self.classes: list[str] = weights.metadata.get("classes", [])
         #: Kind of the samples: ``image``, ``signal`` or ``vector``.
         self.kind = input_kind(weights)
-        #: Mean and standard deviation per channel, for values in the file, or for bytes as 0..1;
+        #: Mean and standard deviation per channel of the stored values, where bytes count as 0..1;
         #: ``None`` if the weights have none.
         self.pixels = normalization(weights) if "normalization" in weights.metadata else None
         #: Task: ``classify``, ``multilabel`` or ``regress``; and mean and standard deviation of the
@@ -181,7 +181,7 @@ class Network(nn.Module):
         return torch.cat(list(parts), 1)
 
     def multiply(self, a: Tensor, b: Tensor) -> Tensor:
-        """The product of each two elements."""
+        """The elementwise product."""
         return a * b
 
     def relu(self, x: Tensor) -> Tensor:
@@ -205,7 +205,7 @@ class Network(nn.Module):
         return functional.elu(x)
 
     def gelu(self, x: Tensor) -> Tensor:
-        """``x`` times the standard normal distribution at ``x``."""
+        """``x`` times the distribution function of the standard normal distribution at ``x``."""
         return functional.gelu(x)
 
     def gelu_tanh(self, x: Tensor) -> Tensor:

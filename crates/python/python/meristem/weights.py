@@ -25,7 +25,7 @@ class Weights:
 
     #: Tensors with PyTorch's names and shapes, such as ``blocks.0.conv.weight``.
     tensors: "dict[str, npt.NDArray[Any]]"
-    #: Metadata of the file: ``topology``, ``host``, ``normalization`` and ``classes``.
+    #: Metadata of the file, such as ``topology``, ``host``, ``normalization`` and ``classes``.
     metadata: dict[str, Any]
 
     @property

@@ -343,7 +343,7 @@ impl Rank {
         Ok(Row { memory, ..Row::new(bytes, (algorithm, density, pattern.k()), &all, ranks) })
     }
 
-    /// Fills the output with NaN and clears the residual.
+    /// Fills the output with NaN, and the residual with -0.0, which changes no sum.
     fn reset(&self, output: &Tensor, residual: Option<&Tensor>) -> Result<(), Failure> {
         let fill = |name, tensor: &Tensor, value: f32| {
             self.stream.fill(name, &[tensor], Fill::Word(value.to_bits()))

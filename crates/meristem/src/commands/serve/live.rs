@@ -55,7 +55,8 @@ impl LiveViews {
         Self { library, drawings: SharedCache::new() }
     }
 
-    /// Returns the parts of a view, at most about a second old. Blocks while it reads and draws.
+    /// Returns the parts of a view, which are drawn again after [`DRAW_EVERY`] or, if drawing is
+    /// slow, later. Blocks while it reads and draws.
     ///
     /// # Errors
     /// A run no longer exists.

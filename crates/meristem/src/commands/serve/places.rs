@@ -105,7 +105,8 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a new connection. `None` if all connections are answering.
+    /// Takes a place for a new connection. `None` if none is free and none can be freed, because
+    /// all connections are answering; at the limit of an address, all connections of the address.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPermit>> {
         let address = owner(address);
         let mut taken = self.lock();

@@ -82,8 +82,8 @@ impl App {
         Some((number, self.history().envs.get(&number)?))
     }
 
-    /// Numbers of the envs in the order of the table. Envs without a value in the sort column are
-    /// last.
+    /// Numbers of the envs in the order of the table: by number, or by falling values. Envs without
+    /// a value in the sort column are last. `reversed` reverses all of this.
     pub(super) fn order(&self) -> Vec<usize> {
         let figure = |env: &EnvHistory| match self.sort {
             Column::Env => None,

@@ -116,7 +116,7 @@ def arrays_of(
     identity = f"mean={','.join('0' * features)};std={','.join('1' * features)}"
     settings = {**QUIET, "normalize": identity, **plan.settings}
     if name == "train_labels":
-        # A fold of sequential training may lack the last classes, which keep their outputs here.
+        # All folds have outputs for all classes, also a fold whose samples lack some.
         settings["task"] = "classify"
     else:
         settings["task"] = "regress"
