@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
                      ["an output of shape (2, 4, 8, 8), expected logits (2, classes)"]),
     "two outputs": (lambda: Fn(lambda self, x: (self.a(x), x), a=conv(3, 4)), ["as an operand"]),
     "crossing": (lambda: simple(crossed, **fours("a", "b", "c", "c2", "d")),
-                 ["`a` (", "a value that `c2` (", "meet in one"]),
+                 ["`a` (", "a value that `c2` (", "in one sum"]),
     "hook": (hooked, ["logits that differ from those of its layers", "remove hooks"]),
     "in place": (lambda: simple(changed, a=conv(4, 4)), ["logits that differ", "in place"]),
 }  # fmt: skip
