@@ -1,4 +1,4 @@
-//! Envs with an epoch, options or samples of their own, and the envs of a rank.
+//! Envs with separate epochs, options or samples, and the envs of a rank.
 
 use meristem_data::{Augment, EnvGather, GatherBatches, GatherConfig};
 use meristem_device::Stream;
