@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import shlex
 import struct
 import subprocess
@@ -47,8 +48,9 @@ CURVES = ["linear", "cosine", "sigmoid_gentle", "sigmoid", "sigmoid_sharp"]
 HOSTS = ["baseline", "wide", "cnn:channels=12,blocks=2,kernel=5,pools=2", "impaired", "minimal"]
 EXCHANGES = ["dense", "topk:0.01", "gtopk:0.01", "ok-topk:0.01"]
 
-# Instruction sets, with the flag of /proc/cpuinfo that each requires.
-ISAS = {"portable": "fpu", "avx2": "avx2", "avx512": "avx512f", "avx512-256": "avx512f"}
+# Vectors of most rows, and instruction sets of x86-64 with the flag of /proc/cpuinfo that each requires.
+VECTORS = "neon" if platform.machine() in ("aarch64", "arm64") else "avx2"
+X86_FLAGS = {"avx2": "avx2", "avx512": "avx512f", "avx512-256": "avx512f"}
 
 @dataclass
 class Run:
@@ -57,7 +59,7 @@ class Run:
     name: str
     settings: dict[str, Any]
     command: str = "train"
-    isa: str = "avx2"
+    isa: str = VECTORS
     quick: bool = False
     same_as: str | None = None
     resume_at: tuple[int, int] | None = None
@@ -347,10 +349,18 @@ def measure(program: Path, run: Run, changed: dict[str, str], scratch: Path) -> 
     return folder_parts(folder)
 
 
-def make_table(args: argparse.Namespace, scratch: Path) -> tuple[list[Run], Table]:
-    """The requested rows and their columns; no columns for a failed run."""
+def instruction_sets() -> set[str]:
+    """Instruction sets of this machine; every aarch64 has NEON."""
+    if VECTORS == "neon":
+        return {"portable", "neon"}
     with open("/proc/cpuinfo") as cpu:
         flags = next(line for line in cpu if line.startswith("flags")).split()
+    return {"portable", *(isa for isa, flag in X86_FLAGS.items() if flag in flags)}
+
+
+def make_table(args: argparse.Namespace, scratch: Path) -> tuple[list[Run], Table]:
+    """The requested rows and their columns; no columns for a failed run."""
+    present = instruction_sets()
     changed = dict(pair.split("=", 1) for pair in args.set)
     done: list[Run] = []
     table: Table = {}
@@ -368,7 +378,7 @@ def make_table(args: argparse.Namespace, scratch: Path) -> tuple[list[Run], Tabl
     if args.cuda:
         (scratch / "images.safetensors").write_bytes(small_images())
     for runs in (rows_of_gpus(),) if args.cuda else (first_runs(), all_runs()):
-        runs = [run for run in runs if ISAS[run.isa] in flags and (run.quick or not args.quick)]
+        runs = [run for run in runs if run.isa in present and (run.quick or not args.quick)]
         with ThreadPoolExecutor(args.jobs) as pool:
             list(pool.map(add, runs))
         done += runs

@@ -26,7 +26,8 @@ Environment:
   MERISTEM_LOG              Log to stderr: a level such as debug, or target=level;
                             meristem::placement=debug logs the device, stream, shape and type of all
                             tensors of every operation
-  MERISTEM_ISA              Instruction set of the kernels: portable, avx2, avx512 or avx512-256
+  MERISTEM_ISA              Instruction set of the kernels: portable, avx2, avx512, avx512-256 or
+                            neon
   MERISTEM_LAUNCH_BLOCKING  1: every launch waits for its kernel, to locate a failure
   MERISTEM_CACHE            Folder for compiled CUDA kernels, decoded images and arrays of Python
                             programs; by default meristem in XDG_CACHE_HOME or ~/.cache

@@ -9,8 +9,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// Environment variable that forces an instruction set: `portable`, `avx2`, `avx512` or
-/// `avx512-256`.
+/// Environment variable that forces an instruction set: `portable`, `avx2`, `avx512`, `avx512-256`
+/// or `neon`.
 const ISA_VARIABLE: &str = "MERISTEM_ISA";
 
 /// An instruction set of the kernels.
@@ -32,6 +32,8 @@ pub enum Level {
     Avx2,
     /// AVX2, FMA, and AVX-512 F, VL, DQ and BW.
     Avx512,
+    /// NEON, the vectors of aarch64.
+    Neon,
 }
 
 /// An instruction set that was refused.
@@ -98,6 +100,15 @@ impl Isa {
         Self::avx512().map(|isa| Self { halves: true, ..isa })
     }
 
+    /// NEON, which every aarch64 has.
+    pub fn neon() -> Option<Self> {
+        #[cfg(target_arch = "aarch64")]
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            return Some(Self::at_level(Level::Neon));
+        }
+        None
+    }
+
     /// The best instruction set of this machine.
     pub fn detect() -> Self {
         Self::available().pop().unwrap_or(Self::portable())
@@ -108,7 +119,8 @@ impl Isa {
         let (wide, halves) = (Self::avx512(), Self::avx512_256());
         let last =
             if wide.is_some() && computes_in_halves() { [wide, halves] } else { [halves, wide] };
-        [Some(Self::portable()), Self::avx2()].into_iter().chain(last).flatten().collect()
+        let first = [Some(Self::portable()), Self::neon(), Self::avx2()];
+        first.into_iter().chain(last).flatten().collect()
     }
 
     /// The instruction set named by `MERISTEM_ISA`, or [`Isa::detect`] if it is unset or empty.
@@ -122,13 +134,14 @@ impl Isa {
         }
     }
 
-    /// The name: `portable`, `avx2`, `avx512` or `avx512-256`.
+    /// The name: `portable`, `avx2`, `avx512`, `avx512-256` or `neon`.
     pub const fn name(self) -> &'static str {
         match self.level {
             Level::Portable => "portable",
             Level::Avx2 => "avx2",
             Level::Avx512 if self.halves => "avx512-256",
             Level::Avx512 => "avx512",
+            Level::Neon => "neon",
         }
     }
 
@@ -158,6 +171,7 @@ impl FromStr for Isa {
             "avx2" => Self::avx2().ok_or(IsaError::Missing { name: "avx2" }),
             "avx512" => Self::avx512().ok_or(IsaError::Missing { name: "avx512" }),
             "avx512-256" => Self::avx512_256().ok_or(IsaError::Missing { name: "avx512-256" }),
+            "neon" => Self::neon().ok_or(IsaError::Missing { name: "neon" }),
             _ => Err(IsaError::Unknown { name: name.into() }),
         }
     }
@@ -197,8 +211,9 @@ mod tests {
     fn names_round_trip_and_errors_list_all_that_the_machine_has() {
         let all = Isa::available();
         assert_eq!(all[0], Isa::portable());
-        let best = Isa::avx512().or_else(Isa::avx2).unwrap_or(Isa::portable());
-        assert_eq!(Isa::detect().level(), best.level());
+        let best = Isa::avx512().or_else(Isa::avx2).or_else(Isa::neon);
+        assert_eq!(Isa::detect().level(), best.unwrap_or(Isa::portable()).level());
+        assert_eq!(Isa::neon().is_some(), cfg!(target_arch = "aarch64"));
         let halves = all.iter().filter(|isa| isa.halves()).count();
         assert_eq!(halves, usize::from(Isa::avx512().is_some()));
         for isa in &all {

@@ -7,9 +7,13 @@
 
 use super::isa::Level;
 use super::simd::Simd;
+#[cfg(target_arch = "aarch64")]
+use super::simd::neon::Quad;
 use super::simd::portable::Lanes8;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+use super::simd::several::Several;
 #[cfg(target_arch = "x86_64")]
-use super::simd::{avx2::Ymm, avx512::Zmm, several::Several};
+use super::simd::{avx2::Ymm, avx512::Zmm};
 use super::{Isa, PAD};
 
 /// Most channels of a block.
@@ -201,6 +205,8 @@ pub(crate) fn for_channels<K: ChannelKernel>(isa: Isa, channels: usize, kernel: 
             Level::Avx512 if left > 8 => 16,
             // Half as many registers.
             Level::Avx2 if K::AT_ONCE >= 4 && left >= 16 => 16,
+            Level::Neon if K::AT_ONCE >= 4 && left >= 16 => 16,
+            Level::Neon if K::AT_ONCE < 2 || left <= 4 => 4,
             _ => 8,
         };
         let at = ChannelRange { first, count: left.min(width) };
@@ -232,6 +238,20 @@ pub(crate) fn for_channels<K: ChannelKernel>(isa: Isa, channels: usize, kernel: 
                 }
                 #[cfg(target_arch = "x86_64")]
                 (Level::Avx2, _) => x86::avx2::<_, Ymm>(kernel, at),
+                #[cfg(target_arch = "aarch64")]
+                (Level::Neon, 16) => {
+                    if const { K::AT_ONCE >= 4 } {
+                        run::<_, Several<Quad, 4>>(kernel, at);
+                    }
+                }
+                #[cfg(target_arch = "aarch64")]
+                (Level::Neon, 8) => {
+                    if const { K::AT_ONCE >= 2 } {
+                        run::<_, Several<Quad, 2>>(kernel, at);
+                    }
+                }
+                #[cfg(target_arch = "aarch64")]
+                (Level::Neon, _) => run::<_, Quad>(kernel, at),
                 _ => run::<_, Lanes8>(kernel, at),
             }
         }

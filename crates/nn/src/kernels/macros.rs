@@ -5,7 +5,8 @@
 /// plain Rust over slices, is compiled for each instruction set, so that the compiler vectorises it
 /// with the registers of that set. The body must not call into functions that are not
 /// `#[inline(always)]` on its hot path: they would be compiled for the baseline instruction set.
-/// (This happened to `for_each` with `exp` in its closure.)
+/// (This happened to `for_each` with `exp` in its closure.) NEON is the baseline of aarch64, so the
+/// plain body is the one for it.
 macro_rules! isa_kernels {
     ($(
         $(#[$meta:meta])*

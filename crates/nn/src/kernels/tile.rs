@@ -39,6 +39,12 @@
 //! - Sums go over k in order. Each multiply-add rounds once on instruction sets with fused
 //!   multiply-add.
 
+mod columns;
+mod kernels;
+mod layout;
+#[cfg(target_arch = "x86_64")]
+mod pairs;
+
 use columns::{SharedOutput, in_columns};
 pub(crate) use layout::{MatrixLayout, in_panels, paired_len, takes_pairs, to_pairs, to_panels};
 use layout::{PANEL, panel};
@@ -46,9 +52,6 @@ use layout::{PANEL, panel};
 use super::isa::Level;
 use super::macros::{unroll, unroll_rows};
 use super::simd::Simd;
-use super::simd::portable::Lanes8;
-#[cfg(target_arch = "x86_64")]
-use super::simd::{avx2::Ymm, avx512::Zmm};
 use super::{Isa, PAD, pad16};
 
 /// Three nested loops, outermost first, as an index map: index `i` of
@@ -166,7 +169,7 @@ pub(crate) fn run(isa: Isa, job: ProductJob<'_>) {
     in_columns(job.cols, rows * depth, |cols| {
         let mut col = cols.start;
         while col < cols.end {
-            let block = block(isa, &job, job.cols - col);
+            let block = kernels::block(isa, &job, job.cols - col);
             // The block lies within these columns, as its width divides a panel's. SAFETY: the
             // block's kernels are compiled for `isa`, and this machine has its instructions; A, B,
             // C and bias were checked above, up to `readable_cols`; and no other thread has these
@@ -367,125 +370,5 @@ pub(super) unsafe fn finish<S: Simd, const P: usize, const V: usize>(
                 }
             }
         }
-    }
-}
-
-/// Blocks by name. Arguments: the function that compiles the kernel, the vector type, whether A is
-/// read by lanes, V, U, and the possible numbers of rows of a tile.
-macro_rules! blocks {
-    ($($name:ident = $compiled:ident, $vector:ty, $lanes:literal, $v:literal, $u:literal;
-       $($p:literal)*,)*) => {
-        $(pub(super) const $name: &ColumnBlock = &ColumnBlock {
-            width: $v * <$vector as Simd>::LANES,
-            lanes: <$vector as Simd>::LANES,
-            kernels: &[$($compiled::<$vector, $lanes, $p, $v, $u>,)*],
-        };)*
-    };
-}
-
-mod columns;
-mod layout;
-#[cfg(target_arch = "x86_64")]
-mod pairs;
-
-mod portable {
-    use super::{ColumnBlock, Lanes8, Simd, tile};
-
-    blocks! {
-        X1 = tile, Lanes8, false, 1, 4; 1 2 3 4,
-        X2 = tile, Lanes8, false, 2, 1; 1 2,
-        LANES = tile, Lanes8, true, 1, 4; 1 2 3 4,
-    }
-}
-
-/// The block of columns to compute next, if `cols` remain.
-fn block(isa: Isa, job: &ProductJob<'_>, cols: usize) -> &'static ColumnBlock {
-    #[cfg(target_arch = "x86_64")]
-    if let Some(block) = x86::block(isa, job, cols) {
-        return block;
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = isa;
-    match (job.mode, cols) {
-        (FactorLayout::Lanes, _) => portable::LANES,
-        (_, ..=8) => portable::X1,
-        _ => portable::X2,
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::pairs::pairs;
-    use super::{
-        ColumnBlock, FactorLayout, Isa, Level, MatrixLayout, ProductJob, ResolvedTile, Simd, Ymm,
-        Zmm, tile,
-    };
-
-    pub(super) fn block(
-        isa: Isa,
-        job: &ProductJob<'_>,
-        cols: usize,
-    ) -> Option<&'static ColumnBlock> {
-        let run = job.depth.counts[2];
-        if job.b_layout == MatrixLayout::Pairs {
-            return Some(ZMM_PAIRS);
-        }
-        Some(match (isa.level(), job.mode, cols) {
-            (Level::Portable, ..) => return None,
-            (Level::Avx2, FactorLayout::Lanes, _) => YMM_LANES,
-            (Level::Avx2, _, ..=8) => YMM_X1,
-            (Level::Avx2, ..) => YMM_X2,
-            (Level::Avx512, FactorLayout::Lanes, ..=8) => EVEX_LANES,
-            (Level::Avx512, FactorLayout::Lanes, _) => ZMM_LANES,
-            // Unrolled by three: three input channels times three columns are a multiple of three,
-            // and not of four.
-            (Level::Avx512, _, ..=8) if run.is_multiple_of(3) && !run.is_multiple_of(4) => {
-                EVEX_X1_THIRDS
-            }
-            (Level::Avx512, _, ..=8) => EVEX_X1,
-            (Level::Avx512, _, ..=24) => ZMM_X1,
-            (Level::Avx512, ..) => ZMM_X2,
-        })
-    }
-
-    /// # Safety
-    /// As [`tile`].
-    #[target_feature(enable = "avx2,fma")]
-    unsafe fn avx2<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
-        t: &ResolvedTile,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { tile::<S, L, P, V, U>(t) }
-    }
-
-    /// `Ymm` compiled here has 32 registers: for 8 columns that is better than half a `zmm`.
-    ///
-    /// # Safety
-    /// As [`tile`].
-    #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
-    unsafe fn avx512<S: Simd, const L: bool, const P: usize, const V: usize, const U: usize>(
-        t: &ResolvedTile,
-    ) {
-        // SAFETY: the caller's promise.
-        unsafe { tile::<S, L, P, V, U>(t) }
-    }
-
-    blocks! {
-        YMM_X1 = avx2, Ymm, false, 1, 4; 1 2 3 4 5 6 7 8 9 10,
-        YMM_X2 = avx2, Ymm, false, 2, 1; 1 2 3 4 5 6,
-        YMM_LANES = avx2, Ymm, true, 1, 2; 1 2 3 4 5 6 7 8 9 10 11 12,
-        EVEX_X1 = avx512, Ymm, false, 1, 4;
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28,
-        EVEX_X1_THIRDS = avx512, Ymm, false, 1, 3;
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28,
-        EVEX_LANES = avx512, Ymm, true, 1, 4;
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24,
-        ZMM_X1 = avx512, Zmm, false, 1, 4;
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28,
-        ZMM_X2 = avx512, Zmm, false, 2, 1; 1 2 3 4 5 6 7 8 9 10 11 12 13 14,
-        ZMM_LANES = avx512, Zmm, true, 1, 4;
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24,
-        ZMM_PAIRS = pairs, Ymm, false, 1, 4;
-            1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26,
     }
 }

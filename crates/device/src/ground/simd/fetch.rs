@@ -9,6 +9,15 @@ pub fn fetch<T>(place: &T) {
         // SAFETY: a hint, which neither reads nor writes; every x86-64 has it.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(place).cast()) };
     }
-    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    {
+        let place = std::ptr::from_ref(place);
+        // SAFETY: a hint, which neither reads nor writes; every aarch64 has it.
+        unsafe {
+            std::arch::asm!("prfm pldl2keep, [{0}]", in(reg) place,
+                options(readonly, nostack, preserves_flags));
+        }
+    }
+    #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     let _ = place;
 }

@@ -47,6 +47,8 @@ pub fn write_blocks<T: Element>(isa: Isa, to: &mut [T], mut make: impl FnMut(usi
 /// Copies a block to another of the same length.
 type StoreFn = fn(&[u8], &mut [u8]);
 
+/// An ordinary copy. Cores of aarch64 detect runs of stores to whole lines, and write them without
+/// reading.
 #[cfg(not(target_arch = "x86_64"))]
 fn store(_isa: Isa) -> StoreFn {
     |from, to| to.copy_from_slice(from)

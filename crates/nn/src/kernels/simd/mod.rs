@@ -8,8 +8,10 @@
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
+#[cfg(target_arch = "aarch64")]
+pub(crate) mod neon;
 pub(crate) mod portable;
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) mod several;
 
 /// A register of [`Simd::LANES`] f32.
@@ -148,8 +150,8 @@ pub(crate) fn fetch_to_write(values: &[f32]) {
     let _ = values;
 }
 
-/// [`Simd::opaque`] on x86-64.
-#[cfg(target_arch = "x86_64")]
+/// [`Simd::opaque`] of vectors in registers.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 fn opaque(mut i: usize) -> usize {
     // SAFETY: no instruction at all; the register holds `i` before and after.

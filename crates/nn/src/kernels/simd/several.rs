@@ -36,6 +36,12 @@ unsafe impl<S: Simd, const V: usize> Simd for Several<S, V> {
     }
 
     #[inline(always)]
+    unsafe fn broadcast(p: *const f32) -> Self {
+        // SAFETY: the caller's promise.
+        Self(unsafe { [S::broadcast(p); V] })
+    }
+
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise.
         unsafe { each!(|k| S::load(p.add(k * S::LANES))) }

@@ -27,7 +27,7 @@ pub(super) unsafe trait Factors {
     ///
     /// # Safety
     /// They are readable.
-    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
     unsafe fn gradient(p: *const f32, n: usize) -> Self::Register;
 
     /// Sums over the input channels.

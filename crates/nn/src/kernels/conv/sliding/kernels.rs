@@ -8,6 +8,8 @@ use crate::kernels::simd::Simd;
 use crate::kernels::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::simd::{neon::Quad, several::Several};
 
 /// The kernels for `columns` output channels, if there are any.
 pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static SlidingKernels> {
@@ -20,6 +22,10 @@ pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static SlidingKernel
         (Level::Avx512, ..=16) => Some(&x86::ZMM),
         #[cfg(target_arch = "x86_64")]
         (Level::Avx2, ..=8) => Some(&x86::YMM),
+        #[cfg(target_arch = "aarch64")]
+        (Level::Neon, ..=4) => Some(&QUAD),
+        #[cfg(target_arch = "aarch64")]
+        (Level::Neon, ..=8) => Some(&QUAD_TWO),
         (Level::Portable, ..=8) => Some(&PORTABLE),
         _ => None,
     }
@@ -51,6 +57,20 @@ macro_rules! kernels {
 static PORTABLE: SlidingKernels = kernels! {
     super::tile::tile, super::weights::sums, One<Lanes8>;
     tiles 1 2 3; one row; three rows
+};
+
+/// 32 registers: 14 sums, 3 weights, and 15 inputs, which the compiler loads ahead.
+#[cfg(target_arch = "aarch64")]
+static QUAD: SlidingKernels = kernels! {
+    super::tile::tile, super::weights::sums, One<Quad>;
+    tiles 1 2 3 4 5 6 7 8 9 10 11 12 13 14; one row 1 2 3 4 5 6 7 8; three rows 1 2
+};
+
+/// At most 8 channels, in two registers: 16 sums, 6 weights, and 10 inputs.
+#[cfg(target_arch = "aarch64")]
+static QUAD_TWO: SlidingKernels = kernels! {
+    super::tile::tile, super::weights::sums, One<Several<Quad, 2>>;
+    tiles 1 2 3 4 5 6 7 8; one row 1 2 3; three rows 1
 };
 
 #[cfg(target_arch = "x86_64")]

@@ -39,8 +39,8 @@
 mod factors;
 mod kernels;
 mod tile;
-// Only the instruction sets of x86-64 use it.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+// The portable kernels do not use it.
+#[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
 mod weights;
 
 pub(super) use tile::SlidingOutput;

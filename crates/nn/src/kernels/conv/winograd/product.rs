@@ -5,6 +5,8 @@
 use crate::kernels::isa::Level;
 use crate::kernels::macros::{unroll, unroll_rows};
 use crate::kernels::simd::Simd;
+#[cfg(target_arch = "aarch64")]
+use crate::kernels::simd::neon::Quad;
 use crate::kernels::simd::portable::Lanes8;
 #[cfg(target_arch = "x86_64")]
 use crate::kernels::simd::{avx2::Ymm, avx512::Zmm};
@@ -281,6 +283,8 @@ fn kernels(level: Level, cols: usize) -> &'static ProductKernels {
         (Level::Avx512, _) => &x86::EVEX,
         #[cfg(target_arch = "x86_64")]
         (Level::Avx2, _) => &x86::YMM,
+        #[cfg(target_arch = "aarch64")]
+        (Level::Neon, _) => &QUAD,
         _ => &PORTABLE,
     }
 }
@@ -304,6 +308,10 @@ macro_rules! kernels {
 }
 
 static PORTABLE: ProductKernels = kernels!(forward, sums, Lanes8, 1, 1, [4 1]);
+
+/// 8 columns.
+#[cfg(target_arch = "aarch64")]
+static QUAD: ProductKernels = kernels!(forward, sums, Quad, 2, 4, [8 4 2 1]);
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
