@@ -214,6 +214,7 @@ impl WeightProduct {
             b_layout,
             c,
             c_step: self.outputs,
+            c_runs: None,
             cols: self.outputs,
             bias,
             accumulate: bias.is_none(),

@@ -31,6 +31,10 @@ const LEAST_ELEMENTS: usize = 32 * 1024;
 /// Cost of one memory access, in multiply-adds (approximate).
 pub(crate) const TOUCH: usize = 16;
 
+/// Most elements that may be left in the caches of a core by the kernel before, four times the
+/// second-level cache. Fewer keep their order, so that a helper meets the parts that it had before.
+const CACHED: usize = 1 << 20;
+
 thread_local! {
     /// Memories of this thread for the scratch of parts, which stay in its caches: one for a part,
     /// and one more for a part within a part.
@@ -71,6 +75,21 @@ pub(crate) struct PartScratch<'a> {
 /// [`each`] for work that needs no scratch.
 pub(crate) fn each_alone<T: Send>(parts: impl Iterator<Item = T>, run: impl Fn(T) + Sync) {
     each(parts, PartScratch { own: &mut [], of_part: 0 }, |_, part, _| run(part));
+}
+
+/// [`each_alone`] for a kernel that reads `len` elements which the kernel before it wrote or read.
+/// If they exceed a core's caches, the parts go backwards: the caches hold the last ones, and the
+/// next kernel begins with the first part again.
+pub(crate) fn each_backwards<T: Send>(
+    len: usize,
+    parts: impl Iterator<Item = T>,
+    run: impl Fn(T) + Sync,
+) {
+    if len <= CACHED {
+        return each_alone(parts, run);
+    }
+    let parts: SmallVec<[T; MOST]> = parts.collect();
+    each_alone(parts.into_iter().rev(), run);
 }
 
 /// Runs `run` once for each part, with its number and scratch; at most [`MOST`].

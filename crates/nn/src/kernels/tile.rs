@@ -6,7 +6,8 @@
 //! C[r·c_step + c] (+)= bias[c] + Σ_k A[rows(r) + depth(k)] · B[k][c]
 //! ```
 //! where `rows` and `depth` are three nested loops each ([`Nest`]), so that windows of an image are
-//! read in place. In [`FactorLayout::Lanes`] (depthwise) A has a value per column, too: `A[… + c]`.
+//! read in place. Rows of C may be apart in the same way (`c_runs`). In [`FactorLayout::Lanes`]
+//! (depthwise) A has a value per column, too: `A[… + c]`.
 //!
 //! # Method
 //! C is cut into tiles of P rows × V vectors of columns. The P·V sums of a tile stay in registers
@@ -42,36 +43,20 @@
 mod columns;
 mod kernels;
 mod layout;
+mod nest;
 #[cfg(target_arch = "x86_64")]
 mod pairs;
 
 use columns::{SharedOutput, in_columns};
 pub(crate) use layout::{MatrixLayout, in_panels, paired_len, takes_pairs, to_pairs, to_panels};
 use layout::{PANEL, panel};
+pub(crate) use nest::Nest;
+use nest::RowWalk;
 
 use super::isa::Level;
 use super::macros::{unroll, unroll_rows};
 use super::simd::Simd;
 use super::{Isa, PAD, pad16};
-
-/// Three nested loops, outermost first, as an index map: index `i` of
-/// `counts[0]·counts[1]·counts[2]` lies at `Σ iₗ·strides[l]`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Nest {
-    pub(crate) counts: [usize; 3],
-    pub(crate) strides: [usize; 3],
-}
-
-impl Nest {
-    fn len(&self) -> usize {
-        self.counts.iter().product()
-    }
-
-    /// Offset of the last index; the nest is not empty.
-    fn last(&self) -> usize {
-        self.counts.iter().zip(self.strides).map(|(n, stride)| (n - 1) * stride).sum()
-    }
-}
 
 /// Values of A for the columns of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +78,24 @@ pub(crate) struct ProductJob<'a> {
     pub(crate) b_layout: MatrixLayout,
     pub(crate) c: &'a mut [f32],
     pub(crate) c_step: usize,
+    /// Strides of C for the two outer loops of `rows`, if it is not dense: then `c_step` is the
+    /// stride of the inner loop only.
+    pub(crate) c_runs: Option<[usize; 2]>,
     pub(crate) cols: usize,
     pub(crate) bias: Option<&'a [f32]>,
     pub(crate) accumulate: bool,
+}
+
+impl ProductJob<'_> {
+    /// Places of the rows of C: one run, or a run for each turn of the outer loops of `rows`.
+    fn c_rows(&self) -> Nest {
+        match self.c_runs {
+            None => Nest { counts: [1, 1, self.rows.len()], strides: [0, 0, self.c_step] },
+            Some([outer, middle]) => {
+                Nest { counts: self.rows.counts, strides: [outer, middle, self.c_step] }
+            }
+        }
+    }
 }
 
 /// Columns of B that are read for `cols` columns: whole vectors.
@@ -162,8 +162,9 @@ pub(crate) fn run(isa: Isa, job: ProductJob<'_>) {
         }
     };
     assert!(b_len <= job.b.len(), "tile: B is too short");
-    assert!((rows - 1) * job.c_step + job.cols <= job.c.len(), "tile: C is too short");
-    assert!(rows == 1 || job.cols <= job.c_step, "tile: rows of C overlap");
+    let c_rows = job.c_rows();
+    assert!(c_rows.last() + job.cols <= job.c.len(), "tile: C is too short");
+    assert!(c_rows.are_apart(job.cols), "tile: rows of C overlap");
     assert!(job.bias.is_none_or(|bias| bias.len() >= job.cols), "tile: bias is too short");
     let c = SharedOutput(job.c.as_mut_ptr());
     in_columns(job.cols, rows * depth, |cols| {
@@ -189,7 +190,8 @@ unsafe fn run_block(
     block: &ColumnBlock,
     col: usize,
 ) {
-    let rows = job.rows.len();
+    let c_rows = job.c_rows();
+    let [outer, middle, rows] = c_rows.counts;
     let rows_max = block.kernels.len();
     let tiles = rows.div_ceil(rows_max);
     // Tiles of equal size, the first `longer` one row taller: no tile computes a surplus row.
@@ -222,47 +224,19 @@ unsafe fn run_block(
             accumulate: job.accumulate,
         },
     };
-    let mut rows = RowWalk { nest: job.rows, at: [0; 3] };
-    let mut first = 0;
-    for t in 0..tiles {
-        let n = size + usize::from(t < longer);
-        // SAFETY: rows of A, of which there are no more than the tiles have together.
-        unsafe { rows.next(job.a.as_ptr().add(a_col), &mut tile.a[..n]) };
-        // SAFETY: row `first` and column `col` of C.
-        tile.to.c = unsafe { c.add(first * job.c_step + col) };
-        // SAFETY: the caller's promise; the tile has `n` row pointers.
-        unsafe { kernels[usize::from(t < longer)](&tile) };
-        first += n;
-    }
-}
-
-/// Walks over the rows of a job.
-struct RowWalk {
-    nest: Nest,
-    at: [usize; 3],
-}
-
-impl RowWalk {
-    /// The addresses of the next rows.
-    ///
-    /// # Safety
-    /// At least `to.len()` rows remain, and they lie within the memory that starts at `a`.
-    unsafe fn next(&mut self, a: *const f32, mut to: &mut [*const f32]) {
-        let Nest { counts, strides } = self.nest;
-        while !to.is_empty() {
-            let [i, j, k] = self.at;
-            let run = to.len().min(counts[2] - k);
-            let (here, rest) = to.split_at_mut(run);
-            let start = i * strides[0] + j * strides[1] + k * strides[2];
-            for (r, pointer) in here.iter_mut().enumerate() {
-                // SAFETY: the offset of a row, at most `nest.last()`.
-                *pointer = unsafe { a.add(start + r * strides[2]) };
-            }
-            to = rest;
-            self.at[2] += run;
-            if self.at[2] == counts[2] {
-                self.at = if j + 1 == counts[1] { [i + 1, 0, 0] } else { [i, j + 1, 0] };
-            }
+    let mut rows = RowWalk::new(job.rows);
+    for run in 0..outer * middle {
+        let run = run / middle * c_rows.strides[0] + run % middle * c_rows.strides[1];
+        let mut first = 0;
+        for t in 0..tiles {
+            let n = size + usize::from(t < longer);
+            // SAFETY: rows of A, of which there are no more than the tiles have together.
+            unsafe { rows.next(job.a.as_ptr().add(a_col), &mut tile.a[..n]) };
+            // SAFETY: row `first` of the run and column `col` of C.
+            tile.to.c = unsafe { c.add(run + first * job.c_step + col) };
+            // SAFETY: the caller's promise; the tile has `n` row pointers.
+            unsafe { kernels[usize::from(t < longer)](&tile) };
+            first += n;
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::depthwise::{self, Depthwise};
 use super::forward::{in_pairs, pixels, window};
-use super::phases::{Phase, PhasePixels, spread};
+use super::phases::{Phase, PhasePixels};
 use super::shape::ConvGroup;
 use super::sliding::{Sliding, SlidingOutput};
 use super::{ConvShape, ParamGrads, aligned};
@@ -44,11 +44,15 @@ fn data_group(
     let (flipped, scratch) = scratch.split_at_mut(shape.taps() * tap_len);
     flip(isa, shape, w, flipped);
     if shape.is_depthwise() {
-        let mut weights = &*flipped;
-        for phase in shape.phases() {
-            let to = GradOut { values: &mut *dx.values, accumulate: dx.accumulate };
-            Depthwise::data(shape, &phase, weights).run(isa, dy, to);
-            weights = &weights[phase.taps() * tap_len..];
+        // All phases of an image, which stays in the cache meanwhile.
+        let images = dx.values.chunks_exact_mut(in_image.max(1));
+        for (dy, values) in dy.chunks_exact(image).zip(images) {
+            let mut weights = &*flipped;
+            for phase in shape.phases() {
+                let to = GradOut { values: &mut *values, accumulate: dx.accumulate };
+                Depthwise::data(shape, &phase, weights).run(isa, dy, to);
+                weights = &weights[phase.taps() * tap_len..];
+            }
         }
         return;
     }
@@ -58,7 +62,6 @@ fn data_group(
         return sliding.run(dy, weights, SlidingOutput { values, bias: None, accumulate });
     }
     let (pairs, scratch) = scratch.split_at_mut(shape.pairs_len());
-    let (sums, scratch) = scratch.split_at_mut(shape.block() * shape.phase_len());
     let placement = shape.gradient_placement(g);
     let in_place = shape.gradient_in_place();
     let strides = in_place.unwrap_or(placement.strides());
@@ -90,7 +93,10 @@ fn data_group(
             }
         };
         let mut weights = weights;
-        for phase in shape.phases() {
+        if g == 0 && !dx.accumulate && !shape.reaches_all() {
+            dx_block.fill(0.0);
+        }
+        for phase in shape.phases().filter(|phase| phase.taps() > 0) {
             let depth = depth_of(&phase);
             let len = match b_layout {
                 MatrixLayout::Pairs => paired_len(&depth),
@@ -98,34 +104,22 @@ fn data_group(
             };
             let (b, rest) = weights.split_at(len);
             weights = rest;
-            let run = |c: &mut [f32], c_step, accumulate| {
-                let job = ProductJob {
-                    mode: FactorLayout::Broadcast,
-                    a: &a[phase.offset(&placement, strides)..],
-                    rows: phase.windows(images, strides),
-                    depth,
-                    b,
-                    b_layout,
-                    c,
-                    c_step,
-                    cols: shape.job_in(),
-                    bias: None,
-                    accumulate,
-                };
-                tile::run(isa, job);
+            let PhasePixels { first, runs, step } = phase.pixels(shape);
+            let job = ProductJob {
+                mode: FactorLayout::Broadcast,
+                a: &a[phase.offset(&placement, strides)..],
+                rows: phase.windows(images, strides),
+                depth,
+                b,
+                b_layout,
+                c: &mut dx_block[first + g * shape.job_in()..],
+                c_step: step,
+                c_runs: runs,
+                cols: shape.job_in(),
+                bias: None,
+                accumulate: dx.accumulate,
             };
-            if shape.has_one_phase() {
-                run(&mut dx_block[g * shape.job_in()..], shape.in_c, dx.accumulate);
-                continue;
-            }
-            let of = PhasePixels::new(shape, phase, images, g);
-            let sums = &mut sums[..of.len()];
-            match phase.taps() {
-                0 => sums.fill(0.0),
-                _ => run(sums, shape.job_in(), false),
-            }
-            let to = GradOut { values: &mut *dx_block, accumulate: dx.accumulate };
-            spread(isa, of, sums, to);
+            tile::run(isa, job);
         }
     }
 }
@@ -233,6 +227,7 @@ fn weight_group(
                 b_layout: MatrixLayout::Rows(b_step),
                 c: &mut *dw,
                 c_step: pad16(cols),
+                c_runs: None,
                 cols,
                 bias: None,
                 accumulate: true,

@@ -1,10 +1,18 @@
 //! Depthwise convolutions: each channel has a filter of its own, so the channels are the lanes.
 //!
 //! A row of the output is computed for one block of channels after the other. Its input rows stay
-//! in the first-level cache, and [`PIXELS`] neighbouring pixels share each load of a weight. Taps
-//! outside the image are left out, so no image is copied to be padded. The gradient of the input is
-//! the same over the output's gradient, phase by phase. The gradient of the weights keeps the sums
-//! of a window of 3 × 3 in registers over a row; for larger windows it is a `tile` job.
+//! in the first-level cache. Taps outside the image are left out, so no image is copied to be
+//! padded. The gradient of the input is the same over the output's gradient, phase by phase.
+//!
+//! Windows of at most 3 × 3 taps have kernels for each number of rows and columns of taps. The
+//! weights stay in registers over a row, so a multiply-add takes one load, and the sums of
+//! neighbouring outputs, which do not wait for each other, hide its latency. In larger windows
+//! [`PIXELS`] neighbouring pixels share each load of a weight. The gradient of the weights keeps
+//! the sums of a window of 3 × 3 in registers over a row; for larger windows it is a `tile` job.
+
+mod weights;
+
+pub(super) use weights::{sums_in_registers, weight_gradient};
 
 use std::ops::Range;
 
@@ -77,18 +85,23 @@ impl AxisTaps {
     /// The taps of an output that are inside the image.
     fn inside(&self, output: usize) -> Range<usize> {
         let row = self.row(output);
-        let start = ((-row).max(0) as usize).div_ceil(self.spacing);
-        let end = ((self.size as isize - row).max(0) as usize).div_ceil(self.spacing);
-        let end = end.min(self.taps);
+        // Most taps are neighbours: a division takes as long as several multiply-adds.
+        let taps = |rows: isize| match (rows.max(0) as usize, self.spacing) {
+            (rows, 1) => rows,
+            (rows, spacing) => rows.div_ceil(spacing),
+        };
+        let (start, end) = (taps(-row), taps(self.size as isize - row).min(self.taps));
         start.min(end)..end
     }
 
     /// The outputs whose taps are all inside the image.
     fn whole(&self) -> Range<usize> {
-        let is_whole = |output: &usize| self.inside(*output).len() == self.taps;
-        let start = (0..self.outputs).find(is_whole).unwrap_or(self.outputs);
-        let count = (start..self.outputs).take_while(is_whole).count();
-        start..start + count
+        let Some(others) = self.taps.checked_sub(1) else { return 0..self.outputs };
+        let start = ((-self.first).max(0) as usize).div_ceil(self.step);
+        // Of the first tap of the last one.
+        let row = self.size as isize - 1 - (others * self.spacing) as isize - self.first;
+        let end = usize::try_from(row).map_or(0, |row| row / self.step + 1).min(self.outputs);
+        start.min(end)..end
     }
 }
 
@@ -202,6 +215,21 @@ impl ChannelKernel for RowKernel<'_> {
                 to_step: columns.to_step * c,
             };
             let to = self.to.values.as_mut_ptr().add(columns.to_first * c + at.first);
+            if WHOLE {
+                let of = self.of;
+                match [taps.rows, columns.taps] {
+                    [1, 1] => return taps.row::<1, 1>(of, to),
+                    [1, 2] => return taps.row::<1, 2>(of, to),
+                    [1, 3] => return taps.row::<1, 3>(of, to),
+                    [2, 1] => return taps.row::<2, 1>(of, to),
+                    [2, 2] => return taps.row::<2, 2>(of, to),
+                    [2, 3] => return taps.row::<2, 3>(of, to),
+                    [3, 1] => return taps.row::<3, 1>(of, to),
+                    [3, 2] => return taps.row::<3, 2>(of, to),
+                    [3, 3] => return taps.row::<3, 3>(of, to),
+                    _ => {}
+                }
+            }
             let mut output = 0;
             while output < columns.outputs {
                 let start = taps.x.wrapping_offset(columns.row(output) * *c as isize);
@@ -254,6 +282,83 @@ impl<S: Simd> RowTaps<S> {
                     });
                 }
             }
+            self.put::<WHOLE, P>(sums, to);
+        }
+    }
+
+    /// Computes the outputs of a row, with the weights of `R` rows and `K` columns of taps in
+    /// registers.
+    ///
+    /// # Safety
+    /// As [`RowTaps::pixels`]; there are as many rows and columns of taps.
+    #[inline(always)]
+    unsafe fn row<const R: usize, const K: usize>(&self, of: &Depthwise<'_>, to: *mut f32) {
+        let Depthwise { columns, whole_columns: whole, channels, .. } = of;
+        let [row, tap] = self.weight_steps;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut weights = [[S::splat(0.0); K]; R];
+            unroll!(R, r, {
+                unroll!(K, k, {
+                    weights[r][k] = S::load(self.weights.add(r * row + k * tap));
+                });
+            });
+            let x = |output| self.x.wrapping_offset(columns.row(output) * *channels as isize);
+            for output in (0..whole.start).chain(whole.end..columns.outputs) {
+                let to = to.add(output * self.to_step);
+                self.windows::<R, K, 1>(&weights, columns.inside(output), x(output), to);
+            }
+            let mut output = whole.start;
+            while output + 2 <= whole.end {
+                let to = to.add(output * self.to_step);
+                self.windows::<R, K, 2>(&weights, 0..K, x(output), to);
+                output += 2;
+            }
+            if output < whole.end {
+                let to = to.add(output * self.to_step);
+                self.windows::<R, K, 1>(&weights, 0..K, x(output), to);
+            }
+        }
+    }
+
+    /// Computes `P` neighbouring outputs as [`RowTaps::pixels`] does, in the same order.
+    ///
+    /// # Safety
+    /// As [`RowTaps::row`].
+    #[inline(always)]
+    unsafe fn windows<const R: usize, const K: usize, const P: usize>(
+        &self,
+        weights: &[[S; K]; R],
+        columns: Range<usize>,
+        x: *const f32,
+        to: *mut f32,
+    ) {
+        let [row, column, step] = self.steps;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [S::splat(0.0); P];
+            unroll!(R, r, {
+                unroll!(K, k, {
+                    if columns.contains(&k) {
+                        let x = x.wrapping_add(r * row + k * column);
+                        for (p, sum) in sums.iter_mut().enumerate() {
+                            *sum = S::load(x.wrapping_add(p * step)).mul_add(weights[r][k], *sum);
+                        }
+                    }
+                });
+            });
+            self.put::<true, P>(sums, to);
+        }
+    }
+
+    /// Adds bias and old values if there are any, and stores.
+    ///
+    /// # Safety
+    /// As [`RowTaps::pixels`].
+    #[inline(always)]
+    unsafe fn put<const WHOLE: bool, const P: usize>(&self, sums: [S; P], to: *mut f32) {
+        // SAFETY: the caller's promise.
+        unsafe {
             unroll!(P, p, {
                 let to = to.add(p * self.to_step);
                 let mut sum = sums[p];
@@ -281,125 +386,4 @@ impl<S: Simd> RowTaps<S> {
 unsafe fn load<S: Simd, const WHOLE: bool>(p: *const f32, count: usize) -> S {
     // SAFETY: the caller's promise.
     unsafe { if WHOLE { S::load(p) } else { S::load_n(p, count) } }
-}
-
-/// Most rows of a window, and columns of each window, whose sums stay in registers.
-const WINDOW: usize = 3;
-
-/// Whether [`weight_gradient`] computes a convolution.
-pub(super) const fn sums_in_registers(shape: &ConvShape) -> bool {
-    shape.is_depthwise() && shape.kernel[0] <= WINDOW && shape.kernel[1] == WINDOW
-}
-
-/// Gradients of the weights for whole images, added to `dw` `[taps][pad16(channels)]`: sums over
-/// each of the shape's [blocks](ConvShape::block), which are added in their order. `sums` is
-/// scratch, as long as the weights.
-pub(super) fn weight_gradient(
-    isa: Isa,
-    shape: &ConvShape,
-    x: &[f32],
-    dy: &[f32],
-    dw: &mut [f32],
-    sums: &mut [f32],
-) {
-    assert!(sums_in_registers(shape), "depthwise: {shape:?}");
-    let axes @ [rows, columns] = [0, 1].map(|axis| AxisTaps::forward(shape, axis));
-    let (c, whole_columns, block) = (shape.in_c, columns.whole(), shape.block());
-    let (row_len, image) = (columns.outputs * c, rows.size * columns.size * c);
-    let to_image = rows.outputs * row_len;
-    assert_eq!(x.len() / image * to_image, dy.len(), "depthwise: gradient");
-    for (x, dy) in x.chunks(block * image).zip(dy.chunks(block * to_image)) {
-        sums.fill(0.0);
-        for (x, dy) in x.chunks_exact(image).zip(dy.chunks_exact(to_image)) {
-            for (row, dy) in dy.chunks_exact(row_len).enumerate() {
-                let (whole, sums) = (whole_columns.clone(), &mut *sums);
-                let mut kernel = SumsOfRow { axes, whole, c, x, dy, row, sums };
-                for_channels(isa, c, &mut kernel);
-            }
-        }
-        dw.iter_mut().zip(&*sums).for_each(|(dw, sum)| *dw += sum);
-    }
-}
-
-/// Products of a row of the output's gradient with its window.
-struct SumsOfRow<'a> {
-    axes: [AxisTaps; 2],
-    /// The outputs whose columns of taps are all inside the image.
-    whole: Range<usize>,
-    c: usize,
-    /// The input's image.
-    x: &'a [f32],
-    /// The row.
-    dy: &'a [f32],
-    row: usize,
-    /// `[taps][pad16(c)]`.
-    sums: &'a mut [f32],
-}
-
-impl ChannelKernel for SumsOfRow<'_> {
-    const AT_ONCE: usize = 2;
-
-    #[inline(always)]
-    unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
-        let padded = pad16(self.c);
-        let taps = self.axes[0].taps * WINDOW;
-        assert!(at.first + S::LANES <= padded && at.first + at.count <= self.c, "depthwise");
-        assert!(taps * padded <= self.sums.len(), "depthwise: sums");
-        // SAFETY: the caller's promise, and the lengths: this one's, and those of the image and the
-        // row, which `weight_gradient` divides the slices into.
-        unsafe {
-            match self.axes[0].inside(self.row).len() {
-                0 => {}
-                1 => self.add::<S, WHOLE, 1>(at),
-                2 => self.add::<S, WHOLE, 2>(at),
-                _ => self.add::<S, WHOLE, WINDOW>(at),
-            }
-        }
-    }
-}
-
-impl SumsOfRow<'_> {
-    /// Adds the sums of the `R` rows of the window that are inside the image.
-    ///
-    /// # Safety
-    /// As [`ChannelKernel::run`]; the slices have the elements of the image, the row and the sums.
-    #[inline(always)]
-    unsafe fn add<S: Simd, const WHOLE: bool, const R: usize>(&mut self, at: ChannelRange) {
-        let ([rows, columns], c, padded) = (&self.axes, self.c, pad16(self.c));
-        let first = rows.inside(self.row).start;
-        let top = (rows.row(self.row) + (first * rows.spacing) as isize) as usize;
-        let row_step = rows.spacing * columns.size * c;
-        // SAFETY: the caller's promise; taps outside the image are not read.
-        unsafe {
-            let x = self.x.as_ptr().add(top * columns.size * c + at.first);
-            let dy = self.dy.as_ptr().add(at.first);
-            let sums = self.sums.as_mut_ptr().add(first * WINDOW * padded + at.first);
-            let mut total = [[S::splat(0.0); WINDOW]; R];
-            unroll!(R, r, {
-                unroll!(WINDOW, k, {
-                    total[r][k] = S::load(sums.add((r * WINDOW + k) * padded));
-                });
-            });
-            for output in 0..columns.outputs {
-                let d = load::<S, WHOLE>(dy.add(output * c), at.count);
-                let x = x.wrapping_offset(columns.row(output) * c as isize);
-                let is_whole = self.whole.contains(&output);
-                let inside = if is_whole { 0..WINDOW } else { columns.inside(output) };
-                unroll!(R, r, {
-                    unroll!(WINDOW, k, {
-                        if is_whole || inside.contains(&k) {
-                            let x = x.wrapping_add(r * row_step + k * columns.spacing * c);
-                            let x = load::<S, WHOLE>(x, at.count);
-                            total[r][k] = x.mul_add(d, total[r][k]);
-                        }
-                    });
-                });
-            }
-            unroll!(R, r, {
-                unroll!(WINDOW, k, {
-                    total[r][k].store(sums.add((r * WINDOW + k) * padded));
-                });
-            });
-        }
-    }
 }

@@ -111,6 +111,7 @@ fn group(
                 b_layout,
                 c: &mut y[channels.start..],
                 c_step: shape.out_c,
+                c_runs: None,
                 cols: channels.len(),
                 bias: of.bias.get(channels.clone()),
                 accumulate: false,

@@ -5,15 +5,14 @@
 //! phase 0 (even rows): tap 1                     taps │1│ 0,2 │1│ 0,2 │1│ 0,2
 //! phase 1 (odd rows): taps 0 and 2            output   0   0,1  1   1,2  2   2,3
 //! ```
-//! Each phase is a product over its taps, dense in the output's gradient. With stride 1 there is
-//! one phase, which has all taps. A convolution over gradients with zeros between them would
-//! multiply each of them by every tap: four times as much with stride 2.
+//! Each phase is a product over its taps, dense in the output's gradient. Its rows are the phase's
+//! pixels in the input's gradient. With stride 1 there is one phase, which has all taps. A
+//! convolution over gradients with zeros between them would multiply each of them by every tap:
+//! four times as much with stride 2.
 
 use super::ConvShape;
 use super::place::{Placement, Strides};
-use crate::kernels::macros::isa_kernels;
 use crate::kernels::tile::Nest;
-use crate::kernels::{BatchShape, GradOut, Isa, PAD};
 
 /// The rows, or the columns, of a phase.
 #[derive(Clone, Copy, Debug)]
@@ -125,6 +124,18 @@ impl Phase {
         }
     }
 
+    /// Places of its pixels in the input's images.
+    pub(super) fn pixels(&self, shape: &ConvShape) -> PhasePixels {
+        let ([down, right], c) = (shape.stride, shape.in_c);
+        let row = shape.in_w * c;
+        let dense = self.rows.len == shape.in_h && self.columns.len == shape.in_w;
+        PhasePixels {
+            first: self.rows.first * row + self.columns.first * c,
+            runs: (!dense).then_some([shape.in_h * row, down * row]),
+            step: if dense { c } else { right * c },
+        }
+    }
+
     /// The first window's first element.
     pub(super) fn offset(&self, placement: &Placement, strides: Strides) -> usize {
         let at = [self.rows.start + placement.origin[0], self.columns.start + placement.origin[1]];
@@ -143,19 +154,18 @@ impl ConvShape {
         })
     }
 
-    /// Whether there is one phase: all pixels of the input, which meet some taps.
-    pub(super) const fn has_one_phase(&self) -> bool {
-        let one = AxisPhase::count(self, 0) == 1 && AxisPhase::count(self, 1) == 1;
-        one && AxisPhase::new(self, 0, 0).taps > 0 && AxisPhase::new(self, 1, 0).taps > 0
-    }
-
-    /// Elements of the largest phase of one image for a job, if there are several phases.
-    pub(super) const fn phase_len(&self) -> usize {
-        if self.has_one_phase() {
-            return 0;
+    /// Whether each pixel of the input meets some taps.
+    pub(super) const fn reaches_all(&self) -> bool {
+        let (mut axis, mut all) = (0, true);
+        while axis < 2 {
+            let mut first = 0;
+            while first < AxisPhase::count(self, axis) {
+                all = all && AxisPhase::new(self, axis, first).taps > 0;
+                first += 1;
+            }
+            axis += 1;
         }
-        let [rows, columns] = [AxisPhase::new(self, 0, 0).len, AxisPhase::new(self, 1, 0).len];
-        rows * columns * self.job_in()
+        all
     }
 
     /// The output's gradient as the phases read it, channels of job `g`.
@@ -179,63 +189,13 @@ impl ConvShape {
     }
 }
 
-/// Pixels of a phase in whole images.
-#[derive(Clone, Copy)]
+/// Places of a phase's pixels in the images, in elements.
 pub(super) struct PhasePixels {
-    phase: Phase,
-    /// Images.
-    image: BatchShape,
-    stride: [usize; 2],
-    /// First channel, and number of channels.
-    channels: [usize; 2],
-}
-
-impl PhasePixels {
-    /// The pixels of `phase` in `images` images, channels of job `g`.
-    pub(super) fn new(shape: &ConvShape, phase: Phase, images: usize, g: usize) -> Self {
-        let image = BatchShape { batch: images, ..shape.input() };
-        let c = shape.job_in();
-        Self { phase, image, stride: shape.stride, channels: [g * c, c] }
-    }
-
-    /// Number of elements.
-    pub(super) const fn len(&self) -> usize {
-        self.image.batch * self.phase.rows.len * self.phase.columns.len * self.channels[1]
-    }
-}
-
-isa_kernels! {
-    /// Writes or adds the elements of a phase, one after the other in `from`, to their places in
-    /// the images.
-    pub(super) fn spread(isa: Isa, of: PhasePixels, from: &[f32], to: GradOut<'_>) {
-        let PhasePixels { phase, image, stride, channels: [first, n] } = of;
-        let Phase { rows, columns } = phase;
-        let GradOut { values, accumulate } = to;
-        let mut pixels = from.chunks_exact(n);
-        for image_row in 0..image.batch * rows.len {
-            let (k, y) = (image_row / rows.len, image_row % rows.len);
-            let row = (k * image.h + rows.first + y * stride[0]) * image.w + columns.first;
-            for x in 0..columns.len {
-                let start = (row + x * stride[1]) * image.c + first;
-                if let Some(from) = pixels.next() {
-                    put(&mut values[start..start + n], from, accumulate);
-                }
-            }
-        }
-    }
-}
-
-/// Writes or adds a pixel, whose channels are mostly whole vectors.
-#[inline(always)]
-fn put(to: &mut [f32], from: &[f32], accumulate: bool) {
-    let (to, to_rest) = to.as_chunks_mut::<PAD>();
-    let (from, from_rest) = from.as_chunks::<PAD>();
-    for (to, from) in to.iter_mut().zip(from) {
-        for (to, &from) in to.iter_mut().zip(from) {
-            *to = if accumulate { *to + from } else { from };
-        }
-    }
-    for (to, &from) in to_rest.iter_mut().zip(from_rest) {
-        *to = if accumulate { *to + from } else { from };
-    }
+    /// The first one.
+    pub(super) first: usize,
+    /// Distances between images and between rows, if pixels of a row are not followed by those of
+    /// the next row.
+    pub(super) runs: Option<[usize; 2]>,
+    /// Distance between neighbours.
+    pub(super) step: usize,
 }

@@ -113,8 +113,7 @@ impl ConvShape {
         let depth = if self.is_depthwise() { 1 } else { self.job_out() };
         let weights = self.taps() * depth * pad16(self.job_in());
         let packed = self.block() * self.out_h() * self.out_w() * self.packed_step();
-        let phase = self.block() * self.phase_len();
-        let pieces = [input + pad16(packed), gradient + weights + phase];
+        let pieces = [input + pad16(packed), gradient + weights];
         let most = if pieces[0] > pieces[1] { pieces[0] } else { pieces[1] };
         let ways = self.pairs_len() + self.sliding_len();
         most + ways + 4 * ALIGNMENT + norm::batch::stats_scratch_len(self.out_c)

@@ -174,7 +174,7 @@ pub fn batch_norm_act_forward(
     let no_codes = std::iter::repeat_with(<&mut [u8]>::default);
     let codes = codes.chunks_mut(images * out_image).chain(no_codes);
     let (c, shape, pool) = (shape.c, *shape, of.pool);
-    parts::each_alone(each.zip(codes), |((x, out), codes)| {
+    parts::each_backwards(of.x.len(), each.zip(codes), |((x, out), codes)| {
         let images = x.chunks_exact(image).zip(out.chunks_exact_mut(out_image));
         if !codes.is_empty() {
             for ((x, out), codes) in images.zip(codes.chunks_exact_mut(out_image)) {
@@ -295,7 +295,8 @@ fn reduce<'s>(
     let ranges = (0..shape.batch).step_by(images);
     let count = ranges.len();
     sums.fill(0.0);
-    parts::each_alone(ranges.zip(sums.chunks_exact_mut(2 * c)), |(first, sums)| {
+    let parts = ranges.zip(sums.chunks_exact_mut(2 * c));
+    parts::each_backwards(shape.len(), parts, |(first, sums)| {
         let (sums, dots) = sums.split_at_mut(c);
         let of = of.for_images(shape, first..(first + images).min(shape.batch));
         if by_output {
