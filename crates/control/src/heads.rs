@@ -9,7 +9,7 @@ use crate::action::ActionOp;
 pub enum HeadKind {
     /// Operation.
     Op,
-    /// Slot.
+    /// Slot, or for WIDEN the layer.
     Slot,
     /// Blueprint to germinate.
     Blueprint,
@@ -30,14 +30,15 @@ pub enum HeadKind {
 pub enum HeadSize {
     /// The same for every host.
     Fixed(usize),
-    /// One per enabled slot.
+    /// One per enabled slot; in a policy that observes layers, also one per layer.
     Slots,
     /// One per blueprint of the set (7 for the standard one).
     Blueprints,
 }
 
 impl HeadSize {
-    /// The number of choices.
+    /// The number of choices of a policy that observes no layers; [`crate::HeadLayout::with_layers`]
+    /// has the others.
     pub fn choices(self, slots: usize, blueprints: usize) -> usize {
         match self {
             HeadSize::Fixed(size) => size,
@@ -83,12 +84,13 @@ pub static HEADS: [ActionHead; 8] = {
         ActionOp::Prune,
         ActionOp::Fossilize,
         ActionOp::Advance,
+        ActionOp::Widen,
     ];
     const GERMINATE: &[ActionOp] = &[ActionOp::Germinate];
     const TARGET: &[ActionOp] = &[ActionOp::Germinate, ActionOp::SetAlphaTarget];
     const MOVE: &[ActionOp] = &[ActionOp::SetAlphaTarget, ActionOp::Prune];
     [
-        head(HeadKind::Op, "op", Fixed(ActionOp::OF_HEAD.len()), &ActionOp::OF_HEAD, 1.0),
+        head(HeadKind::Op, "op", Fixed(ActionOp::OF_HEAD.len()), &ActionOp::ALL, 1.0),
         head(HeadKind::Slot, "slot", Slots, ANY_SLOT, 1.0),
         head(HeadKind::Blueprint, "blueprint", Blueprints, GERMINATE, 1.3),
         head(HeadKind::Style, "style", Fixed(Style::ALL.len()), TARGET, 1.2),

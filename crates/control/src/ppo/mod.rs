@@ -32,7 +32,9 @@ use meristem_nn::safetensors::Metadata;
 use meristem_nn::{Isa, StateDict};
 
 pub use self::config::PpoConfig;
-pub use self::file::{policy_domain, policy_is_of_sets, policy_seeds, policy_width};
+pub use self::file::{
+    policy_domain, policy_is_of_sets, policy_observes_layers, policy_seeds, policy_width,
+};
 pub use self::group::PpoGroup;
 use self::inbox::{StepHeader, StepInputs};
 use self::normalizers::Normalizers;
@@ -41,17 +43,21 @@ use self::rollout::{Rollout, RolloutShape};
 use self::targets::{ReturnScale, Targets};
 use self::teacher::Teacher;
 pub use self::teacher::TeacherRules;
-use crate::action::{Action, Choices};
+use crate::action::{Action, ActionOp, Choices, OpCounts};
 use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::heads::Floors;
+use crate::layer_observation;
 use crate::masks::HEAD_COUNT;
 use crate::observation::observation_len;
-use crate::policy::{ActTensors, Policy, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape};
+use crate::policy::{
+    ActTensors, LayerSet, Policy, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape,
+};
 use crate::report::RoundReport;
 use crate::set_observation::SetObserver;
 use crate::state::ControllerState;
 use crate::view::EnvView;
+use crate::widening;
 
 const NAME: &str = "ppo";
 
@@ -64,6 +70,9 @@ pub struct PolicyDomain {
     pub slots: Vec<String>,
     /// Blueprints in index order.
     pub blueprints: Vec<String>,
+    /// Layers that can become wider, in index order. Of no account to a policy that observes no
+    /// layers, and in no file.
+    pub layers: Vec<String>,
 }
 
 impl PolicyDomain {
@@ -72,16 +81,17 @@ impl PolicyDomain {
         Self {
             slots: host.slots().iter().map(|slot| slot.name.to_string()).collect(),
             blueprints: host.blueprints().iter().map(|b| b.name.clone()).collect(),
+            layers: host.widenable().into_iter().map(|layer| layer.name).collect(),
         }
     }
 
-    /// The domain of a policy for all of these hosts: the slots and blueprints of the hosts with
-    /// the most of them.
+    /// The domain of a policy for all of these hosts: the slots, blueprints and layers of the hosts
+    /// with the most of them.
     pub fn from_hosts<'a>(hosts: impl IntoIterator<Item = &'a Host>) -> Self {
         hosts.into_iter().map(Self::from_host).fold(Self::default(), Self::with_more)
     }
 
-    /// The longer list of slots, and the longer list of blueprints.
+    /// The longer list of slots, of blueprints and of layers.
     pub fn with_more(self, other: Self) -> Self {
         let most = |one: Vec<String>, other: Vec<String>| {
             if other.len() > one.len() { other } else { one }
@@ -89,6 +99,7 @@ impl PolicyDomain {
         Self {
             slots: most(self.slots, other.slots),
             blueprints: most(self.blueprints, other.blueprints),
+            layers: most(self.layers, other.layers),
         }
     }
 }
@@ -148,7 +159,7 @@ pub struct Ppo {
     /// Number of rounds learned from.
     rounds: u64,
     /// Actions of this round per op.
-    ops: [u64; 6],
+    ops: OpCounts,
     /// Consecutive skipped updates.
     skipped: usize,
     /// Index of the first env of this rank among the envs of all ranks.
@@ -224,7 +235,26 @@ impl Ppo {
         options: PpoOptions,
     ) -> Result<Self> {
         let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
-        let shape = SetObserver::shape(slots, blueprints, config.hidden);
+        let shape = SetObserver::shape(slots, blueprints, None, config.hidden);
+        Self::of_shape(stream, config, shape, domain, options)
+    }
+
+    /// Like [`Ppo::of_sets`], with a policy that also observes the layers that can become wider
+    /// and chooses WIDEN, by [`EnvFacts::widen_by`](crate::EnvFacts::widen_by).
+    ///
+    /// # Errors
+    /// As [`Ppo::new`].
+    pub fn of_sets_and_layers(
+        stream: &Stream,
+        config: PpoConfig,
+        domain: PolicyDomain,
+        options: PpoOptions,
+    ) -> Result<Self> {
+        let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
+        // A place is needed even if no host of this run has such a layer.
+        let places = domain.layers.len().max(1);
+        let layers = Some(LayerSet { places, features: layer_observation::LEN });
+        let shape = SetObserver::shape(slots, blueprints, layers, config.hidden);
         Self::of_shape(stream, config, shape, domain, options)
     }
 
@@ -261,7 +291,7 @@ impl Ppo {
             fresh: vec![true; envs],
             decisions: 0,
             rounds: 0,
-            ops: [0; 6],
+            ops: OpCounts::default(),
             skipped: 0,
             first_env: 0,
             compared_members: None,
@@ -401,11 +431,32 @@ impl Ppo {
             self.step += 1;
             self.rewards_missing = true;
         }
-        // Every choice is below its head's size, so there always is an action.
-        let action = |choices| Action::from_choices(choices).unwrap_or(Action::Wait);
-        let actions: Vec<Action> = self.outputs.choices.iter().map(action).collect();
+        let both = self.outputs.choices.iter().zip(views);
+        let actions: Vec<Action> = both.map(|(choices, view)| self.action(choices, view)).collect();
         actions.iter().for_each(|action| self.ops[action.op().index()] += 1);
         Ok(actions)
+    }
+
+    /// The action of an env's choices.
+    fn action(&self, choices: &Choices, view: &EnvView<'_>) -> Action {
+        let [op, place, ..] = *choices;
+        if op == ActionOp::Widen.index() {
+            let layer = place.saturating_sub(self.policy.shape().slots);
+            return Action::Widen { layer, by: widening::amount(view, layer) };
+        }
+        // Every choice is below its head's size, so there always is an action.
+        Action::from_choices(choices).unwrap_or(Action::Wait)
+    }
+
+    /// The choices of an action of the teacher.
+    fn choices(&self, action: &Action) -> Choices {
+        match *action {
+            Action::Widen { layer, .. } => {
+                let place = self.policy.shape().slots + layer;
+                [ActionOp::Widen.index(), place, 0, 0, 0, 0, 0, 0]
+            }
+            action => action.choices(),
+        }
     }
 
     /// Enqueues a policy step on the inputs in the inbox. The rollout receives the results.
@@ -430,25 +481,31 @@ impl Ppo {
     fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
         let RolloutShape { envs, steps, .. } = *self.rollout.shape();
         let PolicyShape { form, slots, blueprints, .. } = *self.policy.shape();
+        let places = self.policy.shape().layers().map(|layers| layers.places);
+        let layers = |view: &EnvView<'_>| view.host.widenable().len();
         let fits = |(index, view): (usize, &EnvView<'_>)| {
             let has =
                 [(view.host.slots().len(), slots), (view.host.blueprints().len(), blueprints)];
-            let fits = |(has, most): &(usize, usize)| match form {
+            let fits = |(has, most): (usize, usize)| match form {
                 PolicyForm::Vector => has == most,
                 PolicyForm::Set { .. } => has <= most,
             };
-            view.env == self.first_env + index && has.iter().all(fits)
+            let mut has = has.into_iter().chain(places.map(|places| (layers(view), places)));
+            view.env == self.first_env + index && has.all(fits)
         };
         if views.len() != envs || !views.iter().enumerate().all(fits) {
             let at_most = if form == PolicyForm::Vector { "" } else { "at most " };
+            let most = places.map(|places| format!(", at most {places} layers that can widen"));
             let expected = format!(
-                "{envs} envs in order, {at_most}{slots} slots, {at_most}{blueprints} blueprints"
+                "{envs} envs in order, {at_most}{slots} slots, {at_most}{blueprints} blueprints{}",
+                most.unwrap_or_default()
             );
             let of = |view: &EnvView<'_>| {
-                (view.env, view.host.slots().len(), view.host.blueprints().len())
+                let host = view.host;
+                (view.env, host.slots().len(), host.blueprints().len(), layers(view))
             };
             let got: Vec<_> = views.iter().map(of).collect();
-            return Err(protocol(expected, format!("(env, slots, blueprints) {got:?}")));
+            return Err(protocol(expected, format!("(env, slots, blueprints, layers) {got:?}")));
         }
         if self.learning == Learning::On && self.step > steps {
             return Err(protocol(format!("at most {steps} steps"), self.step.to_string()));

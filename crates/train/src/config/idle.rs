@@ -82,12 +82,14 @@ impl TrainConfig {
         let widens = match controller {
             ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
             ControllerKind::Fixed(_) | ControllerKind::External => true,
-            _ => false,
+            _ => self.policy_widens(),
         };
+        // What a policy may choose and see.
+        let of_policy = key.starts_with("widen_") && self.policy_widens();
         let of_growth = OF_GROWTH.contains(&key) || OF_HEURISTIC.contains(&key);
         let reason = if of_growth && *controller == ControllerKind::None {
             "nothing grows with controller none".into()
-        } else if OF_HEURISTIC.contains(&key) && !is_heuristic {
+        } else if OF_HEURISTIC.contains(&key) && !is_heuristic && !of_policy {
             format!("it is a rule of the heuristic, and the controller is {controller}")
         } else if OF_WIDTH.contains(&key) && is_heuristic && !widens {
             "the heuristic widens no layer with widen-by 0".into()

@@ -146,6 +146,12 @@ impl TrainConfig {
         self.policy_form.unwrap_or_default()
     }
 
+    /// Whether a policy decides that can make layers wider, and may do so.
+    pub(crate) fn policy_widens(&self) -> bool {
+        let widens = self.policy_form() == ObservationForm::SetWiden;
+        self.controller.is_policy() && widens && self.heuristic.widen_by > 0.0
+    }
+
     /// The policy that the run starts from: [`PolicyStart::New`] for a controller without a policy;
     /// `None` if a learning controller has no such setting.
     pub(crate) fn policy_start(&self) -> Option<PolicyStart> {
@@ -335,12 +341,6 @@ impl TrainConfig {
     /// Weights of the reward, with PPO's discount factor.
     pub(crate) fn reward_config(&self) -> RewardConfig {
         RewardConfig { gamma: self.ppo.gamma, ..self.reward }
-    }
-
-    /// Constants of the heuristic as a teacher, without the limit that depends on the number of
-    /// training samples. No head of a policy has WIDEN.
-    pub(crate) fn policy_teacher(&self) -> HeuristicConfig {
-        HeuristicConfig { widen_by: 0.0, ..self.heuristic_config(0) }
     }
 
     /// Rules of the heuristic in a run with `train_samples` training images.
