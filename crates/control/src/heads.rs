@@ -37,8 +37,8 @@ pub enum HeadSize {
 }
 
 impl HeadSize {
-    /// The number of choices of a policy that observes no layers; [`crate::HeadLayout::with_layers`]
-    /// has the others.
+    /// The number of choices of a policy that observes no layers; those of the others are in
+    /// [`crate::HeadLayout::with_layers`].
     pub fn choices(self, slots: usize, blueprints: usize) -> usize {
         match self {
             HeadSize::Fixed(size) => size,
@@ -58,7 +58,7 @@ pub struct ActionHead {
     /// Number of choices.
     pub size: HeadSize,
     /// Ops that use the head. Under any other op the head takes choice 0, with log-probability and
-    /// entropy 0.
+    /// entropy 0. WIDEN uses the heads op and slot of a policy that observes layers.
     pub used_by: &'static [ActionOp],
     /// Factor on the entropy bonus of the head.
     pub entropy_multiplier: f32,
@@ -84,13 +84,12 @@ pub static HEADS: [ActionHead; 8] = {
         ActionOp::Prune,
         ActionOp::Fossilize,
         ActionOp::Advance,
-        ActionOp::Widen,
     ];
     const GERMINATE: &[ActionOp] = &[ActionOp::Germinate];
     const TARGET: &[ActionOp] = &[ActionOp::Germinate, ActionOp::SetAlphaTarget];
     const MOVE: &[ActionOp] = &[ActionOp::SetAlphaTarget, ActionOp::Prune];
     [
-        head(HeadKind::Op, "op", Fixed(ActionOp::OF_HEAD.len()), &ActionOp::ALL, 1.0),
+        head(HeadKind::Op, "op", Fixed(ActionOp::OF_HEAD.len()), &ActionOp::OF_HEAD, 1.0),
         head(HeadKind::Slot, "slot", Slots, ANY_SLOT, 1.0),
         head(HeadKind::Blueprint, "blueprint", Blueprints, GERMINATE, 1.3),
         head(HeadKind::Style, "style", Fixed(Style::ALL.len()), TARGET, 1.2),

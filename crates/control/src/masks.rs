@@ -131,8 +131,8 @@ impl Legality {
         }
     }
 
-    /// Writes the legality of each layer as [`Legality::write_places`] does that of each slot: bit i
-    /// of the first word of a layer is set only for WIDEN, and the following words are 0.
+    /// Writes the legality of each layer as [`Legality::write_places`] does that of each slot. The
+    /// first word of a layer has only the bit of WIDEN, and the following words are 0.
     pub fn write_layers(&self, words: usize, places: &mut [u32]) {
         places.fill(0);
         let layers = places.chunks_exact_mut(words.max(1)).zip(&self.layers);

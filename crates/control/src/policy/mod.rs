@@ -64,8 +64,8 @@ pub struct PolicyBatch<'a> {
 /// that the network does not compute, and the results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Debug)]
 pub struct ActTensors<'a> {
-    /// Legality, u32 `[rows, places · words]`: [`crate::Legality::write_places`] for the slots, then
-    /// [`crate::Legality::write_layers`] for the layers, if the policy observes them.
+    /// Legality, u32 `[rows, places · words]`: [`crate::Legality::write_places`] for the slots,
+    /// then [`crate::Legality::write_layers`] for the layers, if the policy observes them.
     pub legality: &'a Tensor,
     /// Key of the random numbers, and scale of V:
     /// [`SampleStep`](meristem_nn::kernels::sample::SampleStep), u32 `[4]`.

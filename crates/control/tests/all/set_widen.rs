@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, ActionOp, Controller, EnvFacts, Floors, HEADS, HeadLayout, Heuristic, HeuristicConfig,
-    Learning, Legality, PolicyDomain, Ppo, PpoConfig, PpoOptions, RoundReport, SamplingMode, legal,
-    policy_is_of_sets, policy_observes_layers, sample_action,
+    Action, ActionOp, Controller, EnvFacts, Floors, HEADS, HeadKind, HeadLayout, Heuristic,
+    HeuristicConfig, Learning, Legality, PolicyDomain, Ppo, PpoConfig, PpoOptions, RoundReport,
+    SamplingMode, legal, policy_is_of_sets, policy_observes_layers, sample_action,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions};
@@ -200,7 +200,9 @@ fn the_kernel_draws_layers_like_the_slow_version() {
     let floors: Floors = [0.1; HEADS.len()];
     let head = |(head, choices): (&meristem_control::ActionHead, usize)| PpoHead {
         choices,
-        used_by: head.used_by.iter().fold(0, |bits, op| bits | 1 << op.index()),
+        used_by: head.used_by.iter().fold(0, |bits, op| bits | 1 << op.index())
+            | u32::from(matches!(head.kind, HeadKind::Op | HeadKind::Slot))
+                << ActionOp::Widen.index(),
         floor: 0.1,
         entropy_coefficient: 0.0,
         entropy_floor: 0.0,
@@ -295,7 +297,7 @@ fn a_policy_learns_to_widen() {
     let mut it = ppo(Learning::On);
     let widened = |it: &mut Ppo| round(it, wider()).unwrap().ops[ActionOp::Widen.index()];
     let first: u64 = (0..4).map(|_| widened(&mut it)).sum();
-    (0..60).for_each(|_| drop(widened(&mut it)));
+    (0..60).for_each(|_| _ = widened(&mut it));
     let last: u64 = (0..4).map(|_| widened(&mut it)).sum();
     assert!(last as f64 > 1.3 * first as f64, "{first} at first, {last} at last");
 }

@@ -98,11 +98,8 @@ impl PolicyFile {
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, error))?;
         let of_sets = policy_is_of_sets(&metadata).map_err(|error| unfit(path, error))?;
         let of_layers = policy_observes_layers(&metadata).map_err(|error| unfit(path, error))?;
-        let form = match (of_sets, of_layers) {
-            (false, _) => ObservationForm::Vector,
-            (true, false) => ObservationForm::Set,
-            (true, true) => ObservationForm::SetWiden,
-        };
+        let of_any_host = if of_layers { ObservationForm::SetWiden } else { ObservationForm::Set };
+        let form = if of_sets { of_any_host } else { ObservationForm::Vector };
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, form, seeds })
     }
 
