@@ -5,7 +5,7 @@ use std::fmt;
 use meristem_grow::{AlphaTarget, Curve, Speed, Style, Tempo};
 use serde::{Deserialize, Serialize};
 
-/// Operation of an action; the index order of the `op` head.
+/// Operation of an action; the index order of the `op` head and of counts of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum ActionOp {
@@ -21,12 +21,34 @@ pub enum ActionOp {
     Fossilize,
     /// Advance a module to its next stage, if the gate passes.
     Advance,
-    /// Give a layer of the host further features. Policies do not choose it.
+    /// Give a layer of the host further features. Only policies that observe layers choose it
+    /// ([`crate::policy::LayerSet`]).
     Widen,
 }
 
+/// Number of actions per op, in the order of [`ActionOp::ALL`].
+pub type OpCounts = [u64; ActionOp::ALL.len()];
+
+/// The counts without that of WIDEN, the last one, if it is 0: most controllers do not choose it.
+pub fn counted_ops(ops: &OpCounts) -> &[u64] {
+    let widens = ops[ActionOp::Widen.index()] > 0;
+    if widens { ops } else { &ops[..ActionOp::OF_HEAD.len()] }
+}
+
 impl ActionOp {
-    /// The choices of the `op` head, in index order.
+    /// All operations, in index order.
+    pub const ALL: [ActionOp; 7] = [
+        ActionOp::Wait,
+        ActionOp::Germinate,
+        ActionOp::SetAlphaTarget,
+        ActionOp::Prune,
+        ActionOp::Fossilize,
+        ActionOp::Advance,
+        ActionOp::Widen,
+    ];
+
+    /// The choices of the `op` head, in index order, of a policy that observes no layers; with
+    /// layers, [`ActionOp::ALL`].
     pub const OF_HEAD: [ActionOp; 6] = [
         ActionOp::Wait,
         ActionOp::Germinate,
@@ -36,7 +58,7 @@ impl ActionOp {
         ActionOp::Advance,
     ];
 
-    /// Index of the operation; for those of [`Self::OF_HEAD`] also the choice of the `op` head.
+    /// Index in [`Self::ALL`].
     pub fn index(self) -> usize {
         self as usize
     }
@@ -183,8 +205,8 @@ impl Action {
         })
     }
 
-    /// One choice per head; 0 for the heads that this action does not use. WIDEN is no choice of
-    /// the `op` head and gives the choices of WAIT.
+    /// One choice per head; 0 for the heads that this action does not use. WIDEN gives the choices
+    /// of WAIT; the policies that choose it know their own number of places.
     pub fn choices(&self) -> Choices {
         let op = self.op().index();
         match *self {

@@ -9,7 +9,7 @@ use crate::action::ActionOp;
 pub enum HeadKind {
     /// Operation.
     Op,
-    /// Slot.
+    /// Slot, or for WIDEN the layer.
     Slot,
     /// Blueprint to germinate.
     Blueprint,
@@ -30,14 +30,15 @@ pub enum HeadKind {
 pub enum HeadSize {
     /// The same for every host.
     Fixed(usize),
-    /// One per enabled slot.
+    /// One per enabled slot; in a policy that observes layers, also one per layer.
     Slots,
     /// One per blueprint of the set (7 for the standard one).
     Blueprints,
 }
 
 impl HeadSize {
-    /// The number of choices.
+    /// The number of choices of a policy that observes no layers; those of the others are in
+    /// [`crate::HeadLayout::with_layers`].
     pub fn choices(self, slots: usize, blueprints: usize) -> usize {
         match self {
             HeadSize::Fixed(size) => size,
@@ -57,7 +58,7 @@ pub struct ActionHead {
     /// Number of choices.
     pub size: HeadSize,
     /// Ops that use the head. Under any other op the head takes choice 0, with log-probability and
-    /// entropy 0.
+    /// entropy 0. WIDEN uses the heads op and slot of a policy that observes layers.
     pub used_by: &'static [ActionOp],
     /// Factor on the entropy bonus of the head.
     pub entropy_multiplier: f32,

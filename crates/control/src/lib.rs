@@ -41,8 +41,8 @@
 //! - `view`, `history`, `trend`: an env as a controller sees it;
 //! - `controller`, `heuristic` (with `heuristic_config`, `widening`), `random`, `script`,
 //!   `per_env`: controllers without a policy;
-//! - `observation`, `set_observation`, `normalizer`, `sampling`, `reward`, `gae`: numbers in and
-//!   out of a policy;
+//! - `observation`, `set_observation`, `layer_observation`, `normalizer`, `sampling`, `reward`,
+//!   `gae`: numbers in and out of a policy;
 //! - [`policy`], `ppo`, `report`, `state`: the policy, how it learns, and its memory;
 //! - `governor`: rules that detect failed training.
 
@@ -57,6 +57,7 @@ mod heads;
 mod heuristic;
 mod heuristic_config;
 mod history;
+mod layer_observation;
 mod masks;
 mod normalizer;
 mod observation;
@@ -75,7 +76,7 @@ mod trend;
 mod view;
 mod widening;
 
-pub use action::{Action, ActionOp, Choices};
+pub use action::{Action, ActionOp, Choices, OpCounts, counted_ops};
 pub use controller::{Controller, NoController};
 pub use error::{Error, Result};
 pub use gae::{Discounts, Trajectories, advantages};
@@ -93,7 +94,7 @@ pub use observation::{
 pub use per_env::{EnvController, EnvControllers};
 pub use ppo::{
     Learning, PolicyDomain, PolicyOutputs, Ppo, PpoConfig, PpoGroup, PpoOptions, TeacherRules,
-    policy_domain, policy_is_of_sets, policy_seeds, policy_width,
+    policy_domain, policy_is_of_sets, policy_observes_layers, policy_seeds, policy_width,
 };
 pub use random::RandomController;
 pub use report::RoundReport;

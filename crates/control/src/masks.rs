@@ -5,6 +5,8 @@ use meristem_grow::Host;
 use crate::action::{ActionOp, Choices};
 use crate::heads::{HEADS, HeadKind};
 use crate::rules::{legal_blueprints, legal_slots};
+use crate::view::EnvView;
+use crate::widening::{self, LayerStep};
 
 /// Number of heads.
 pub const HEAD_COUNT: usize = HEADS.len();
@@ -16,19 +18,33 @@ pub struct HeadLayout {
     sizes: [usize; HEAD_COUNT],
     offsets: [usize; HEAD_COUNT],
     total: usize,
+    /// Choices of the slot head that are layers: the last ones.
+    layers: usize,
 }
 
 impl HeadLayout {
     /// The layout for hosts with `slots` enabled slots and `blueprints` blueprints.
     pub fn new(slots: usize, blueprints: usize) -> Self {
-        let sizes = HEADS.map(|head| head.size.choices(slots, blueprints));
+        Self::of_sizes(HEADS.map(|head| head.size.choices(slots, blueprints)))
+    }
+
+    /// The layout with WIDEN, for hosts with `layers` layers that can become wider: the op head has
+    /// this further choice, and the slot head one for each layer, after the slots.
+    pub fn with_layers(self, layers: usize) -> Self {
+        let mut sizes = self.sizes;
+        sizes[HeadKind::Op as usize] = ActionOp::ALL.len();
+        sizes[HeadKind::Slot as usize] += layers;
+        Self { layers, ..Self::of_sizes(sizes) }
+    }
+
+    fn of_sizes(sizes: [usize; HEAD_COUNT]) -> Self {
         let mut offsets = [0; HEAD_COUNT];
         let mut total = 0;
         for (offset, size) in offsets.iter_mut().zip(sizes) {
             *offset = total;
             total += size;
         }
-        Self { sizes, offsets, total }
+        Self { sizes, offsets, total, layers: 0 }
     }
 
     /// Number of choices of each head.
@@ -47,16 +63,17 @@ impl HeadLayout {
     }
 }
 
-/// Legal ops of one env, the legal slots of each op, and the blueprints that may germinate in each
-/// slot.
+/// Legal ops of one env, the legal slots of each op, the blueprints that may germinate in each
+/// slot, and the layers that may become wider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Legality {
     slots: [Vec<bool>; ActionOp::OF_HEAD.len()], // [op][slot]
     blueprints: Vec<Vec<bool>>,                  // [slot][blueprint]
+    layers: Vec<bool>,                           // empty unless a policy observes layers
 }
 
 impl Legality {
-    /// Legality in the host's current state.
+    /// Legality in the host's current state, without WIDEN.
     pub fn from_host(host: &Host) -> Self {
         let blueprints = |slot| legal_blueprints(slot, host).collect();
         let blueprints: Vec<Vec<bool>> = (0..host.slots().len()).map(blueprints).collect();
@@ -65,12 +82,26 @@ impl Legality {
             ActionOp::Germinate => blueprints.iter().map(|all| all.contains(&true)).collect(),
             op => legal_slots(op, host),
         });
-        Self { slots, blueprints }
+        Self { slots, blueprints, layers: vec![] }
     }
 
-    /// Whether an op of the op head is legal. WAIT always is; any other op needs a legal slot.
+    /// Legality for a policy that observes layers: with WIDEN by [`crate::EnvFacts::widen_by`], in
+    /// the layers in which the host and the env permit it.
+    pub fn with_layers(view: &EnvView<'_>) -> Self {
+        Self::with_steps(view.host, &widening::steps(view))
+    }
+
+    /// [`Legality::with_layers`] for changes of width that are known.
+    pub(crate) fn with_steps(host: &Host, steps: &[LayerStep]) -> Self {
+        let layers = steps.iter().map(|step| step.legal).collect();
+        Self { layers, ..Self::from_host(host) }
+    }
+
+    /// Whether an op of the op head is legal. WAIT always is; WIDEN needs a legal layer, any other
+    /// op a legal slot.
     pub fn op(&self, op: ActionOp) -> bool {
-        op == ActionOp::Wait || self.slots(op).contains(&true)
+        let places = if op == ActionOp::Widen { &self.layers[..] } else { self.slots(op) };
+        op == ActionOp::Wait || places.contains(&true)
     }
 
     /// Whether an op is legal in each slot; all false for WAIT, empty for WIDEN.
@@ -100,13 +131,21 @@ impl Legality {
         }
     }
 
+    /// Writes the legality of each layer as [`Legality::write_places`] does that of each slot. The
+    /// first word of a layer has only the bit of WIDEN, and the following words are 0.
+    pub fn write_layers(&self, words: usize, places: &mut [u32]) {
+        places.fill(0);
+        let layers = places.chunks_exact_mut(words.max(1)).zip(&self.layers);
+        layers.filter(|(_, legal)| **legal).for_each(|(words, _)| {
+            words[0] = 1 << ActionOp::Widen.index();
+        });
+    }
+
     /// Writes the mask of the op head into its range of the row `mask`, `[layout.total()]`: 1 for a
     /// legal op, 0 otherwise.
     pub fn write_ops(&self, layout: &HeadLayout, mask: &mut [u8]) {
         let ops = &mut mask[layout.range(HeadKind::Op as usize)];
-        ops.iter_mut()
-            .zip(ActionOp::OF_HEAD)
-            .for_each(|(legal, op)| *legal = u8::from(self.op(op)));
+        ops.iter_mut().zip(ActionOp::ALL).for_each(|(legal, op)| *legal = u8::from(self.op(op)));
     }
 
     /// Writes the masks of all heads into the row `mask`, `[layout.total()]`, under the given
@@ -115,7 +154,27 @@ impl Legality {
         self.write_ops(layout, mask);
         let [op, slot, ..] = *choices;
         for head in 1..HEAD_COUNT {
-            self.write_head(head, (ActionOp::OF_HEAD[op], slot), &mut mask[layout.range(head)]);
+            self.write_part(layout, head, (ActionOp::ALL[op], slot), mask);
+        }
+    }
+
+    /// Writes the mask of a head other than the op head into its range of the row `mask`, as
+    /// [`Legality::write_head`] does. Under WIDEN the slot head has the layers, after the slots.
+    pub(crate) fn write_part(
+        &self,
+        layout: &HeadLayout,
+        head: usize,
+        (op, slot): (ActionOp, usize),
+        mask: &mut [u8],
+    ) {
+        let part = &mut mask[layout.range(head)];
+        part.fill(0);
+        if op == ActionOp::Widen && HEADS[head].kind == HeadKind::Slot {
+            let slots = part.len() - layout.layers;
+            let layers = part[slots..].iter_mut().zip(&self.layers);
+            layers.for_each(|(choice, legal)| *choice = u8::from(*legal));
+        } else {
+            self.write_head(head, (op, slot), part);
         }
     }
 

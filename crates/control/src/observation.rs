@@ -110,7 +110,7 @@ impl BaseObservation {
         let recent_losses = last(view.losses, log_scale);
         let recent_scores = last(view.scores_pp, |pp| if_finite(pp / 100.0));
         let mut last_op = [0.0; ActionOp::OF_HEAD.len()];
-        // No position for WIDEN, which policies do not choose.
+        // No position for WIDEN: policies that choose it see when each layer became wider.
         if let Some(last) = view.last.and_then(|(op, _)| last_op.get_mut(op.index())) {
             *last = 1.0;
         }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::action::OpCounts;
 use crate::masks::HEAD_COUNT;
 
 /// Diagnostics of a round and of its policy update. Numbers of a skipped update may be infinite or
@@ -17,8 +18,9 @@ pub struct RoundReport {
     pub transitions: usize,
     /// Mean over the envs of the undiscounted sum of rewards, penalties included.
     pub mean_return: f64,
-    /// Actions per op, in index order.
-    pub ops: [u64; 6],
+    /// Actions per op, in index order; as JSON without the last one, WIDEN, if it is 0.
+    #[serde(with = "op_counts")]
+    pub ops: OpCounts,
     /// Mean normalised entropy per head, in [0, 1], over the transitions of the first minibatch
     /// with at least two legal choices; 0 for a head without such transitions.
     #[serde(deserialize_with = "nulls_as_nan")]
@@ -54,6 +56,29 @@ pub struct RoundReport {
     /// absent with a single rank.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
+}
+
+/// Counts of actions as the list of [`counted_ops`](crate::counted_ops).
+pub(crate) mod op_counts {
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::action::{ActionOp, OpCounts, counted_ops};
+
+    pub(crate) fn serialize<S: Serializer>(ops: &OpCounts, to: S) -> Result<S::Ok, S::Error> {
+        counted_ops(ops).serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<OpCounts, D::Error> {
+        let given: Vec<u64> = Vec::deserialize(from)?;
+        let mut ops = OpCounts::default();
+        if ![ops.len(), ActionOp::OF_HEAD.len()].contains(&given.len()) {
+            let expected = format!("{} or {} counts", ActionOp::OF_HEAD.len(), ops.len());
+            return Err(D::Error::custom(format!("expected {expected}, got {}", given.len())));
+        }
+        ops[..given.len()].copy_from_slice(&given);
+        Ok(ops)
+    }
 }
 
 /// Reads null as NaN.

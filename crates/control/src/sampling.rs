@@ -36,7 +36,7 @@ pub struct SampledAction {
 }
 
 impl SampledAction {
-    /// The action of the choices.
+    /// The action of the choices, for a layout without layers.
     pub fn action(&self) -> Action {
         // Every choice is below its head's size, so there always is an action.
         Action::from_choices(&self.choices).unwrap_or(Action::Wait)
@@ -100,7 +100,7 @@ pub fn sample_action(
         let range = layout.range(index);
         if head.kind != HeadKind::Op {
             let [op, slot, ..] = draw.choices;
-            legality.write_head(index, (ActionOp::OF_HEAD[op], slot), &mut mask[range.clone()]);
+            legality.write_part(layout, index, (ActionOp::ALL[op], slot), mask);
         }
         let row = &mut logits[range.clone()];
         probabilities(row, &mask[range.clone()], floors[index]);

@@ -18,7 +18,7 @@ use crate::masks::Legality;
 use crate::observation::{
     BaseObservation, RowWriter, SlotObservation, if_finite, log_scale, recent_mean,
 };
-use crate::policy::{ADAM, PolicyForm, PolicyShape};
+use crate::policy::{ADAM, LayerSet, PolicyForm, PolicyShape};
 use crate::view::EnvView;
 
 /// Number of kinds of blueprints: one for each blueprint of the standard set and of the set for
@@ -48,14 +48,26 @@ pub(crate) struct SetObserver {
 pub(crate) struct SetRow<'a> {
     /// `[features]`.
     pub(crate) observations: &'a mut [f32],
-    /// `[slots][features]`.
-    pub(crate) slots: &'a mut [f32],
-    pub(crate) slots_present: &'a mut [f32],
-    pub(crate) slots_scale: &'a mut [f32],
-    /// `[blueprints][features]`.
-    pub(crate) blueprints: &'a mut [f32],
-    pub(crate) blueprints_present: &'a mut [f32],
-    pub(crate) blueprints_scale: &'a mut [f32],
+    pub(crate) slots: SetBuffers<'a>,
+    pub(crate) blueprints: SetBuffers<'a>,
+}
+
+/// Buffers for one set of elements of an env.
+pub(crate) struct SetBuffers<'a> {
+    /// `[elements][features]`.
+    pub(crate) elements: &'a mut [f32],
+    pub(crate) present: &'a mut [f32],
+    pub(crate) scale: &'a mut [f32],
+}
+
+impl SetBuffers<'_> {
+    /// Writes which places have one of `count` elements, and the scale of their mean.
+    pub(crate) fn write_presence(&mut self, count: usize) {
+        self.scale.fill(self.present.len() as f32 / count.max(1) as f32);
+        let (is, not) = self.present.split_at_mut(count.min(self.present.len()));
+        is.fill(1.0);
+        not.fill(0.0);
+    }
 }
 
 impl SetObserver {
@@ -74,9 +86,14 @@ impl SetObserver {
 
     /// The shape of a policy for hosts of up to `slots` slots and lists of up to `blueprints`
     /// blueprints.
-    pub(crate) fn shape(slots: usize, blueprints: usize, hidden: usize) -> PolicyShape {
-        let form =
-            PolicyForm::Set { slot_features: Self::SLOT, blueprint_features: Self::BLUEPRINT };
+    pub(crate) fn shape(
+        slots: usize,
+        blueprints: usize,
+        layers: Option<LayerSet>,
+        hidden: usize,
+    ) -> PolicyShape {
+        let (slot_features, blueprint_features) = (Self::SLOT, Self::BLUEPRINT);
+        let form = PolicyForm::Set { slot_features, blueprint_features, layers };
         PolicyShape { form, features: Self::ENV, slots, blueprints, hidden }
     }
 
@@ -86,31 +103,21 @@ impl SetObserver {
     }
 
     /// Writes the observation of an env. Padding is 0.
-    pub(crate) fn write(&mut self, view: &EnvView<'_>, legality: &Legality, row: SetRow<'_>) {
+    pub(crate) fn write(&mut self, view: &EnvView<'_>, legality: &Legality, row: &mut SetRow<'_>) {
         let host = view.host;
         let (slots, blueprints) = (host.slots().len(), host.blueprints().len());
-        let parts = [
-            (row.slots_present, row.slots_scale, slots),
-            (row.blueprints_present, row.blueprints_scale, blueprints),
-        ];
-        for (present, scale, count) in parts {
-            scale.fill(present.len() as f32 / count.max(1) as f32);
-            let (is, not) = present.split_at_mut(count.min(present.len()));
-            is.fill(1.0);
-            not.fill(0.0);
-        }
-        row.slots.fill(0.0);
-        row.blueprints.fill(0.0);
-        // The size that the host compares with its limits.
-        let size = host.size().unwrap_or(NetworkSize { parameters: 0, macs: 0 });
-        let of_host = Sizes { size, host };
+        row.slots.write_presence(slots);
+        row.blueprints.write_presence(blueprints);
+        let (of_slots, of_blueprints) = (&mut *row.slots.elements, &mut *row.blueprints.elements);
+        of_slots.fill(0.0);
+        of_blueprints.fill(0.0);
+        let of_host = Sizes::of(host);
         self.write_env(view, &of_host, &mut RowWriter::new(row.observations));
-        for (index, to) in row.slots.chunks_exact_mut(Self::SLOT).take(slots).enumerate() {
+        for (index, to) in of_slots.chunks_exact_mut(Self::SLOT).take(slots).enumerate() {
             self.write_slot(view, legality, &of_host, index, &mut RowWriter::new(to));
         }
-        for (index, to) in
-            row.blueprints.chunks_exact_mut(Self::BLUEPRINT).take(blueprints).enumerate()
-        {
+        let of_blueprints = of_blueprints.chunks_exact_mut(Self::BLUEPRINT).take(blueprints);
+        for (index, to) in of_blueprints.enumerate() {
             self.write_blueprint(legality, &of_host, index, &mut RowWriter::new(to));
         }
     }
@@ -239,26 +246,32 @@ impl SetObserver {
 }
 
 /// A host and its size.
-struct Sizes<'a> {
-    size: NetworkSize,
+pub(crate) struct Sizes<'a> {
+    /// The size that the host compares with its limits.
+    pub(crate) size: NetworkSize,
     host: &'a Host,
 }
 
-impl Sizes<'_> {
+impl<'a> Sizes<'a> {
+    pub(crate) fn of(host: &'a Host) -> Self {
+        let size = host.size().unwrap_or(NetworkSize { parameters: 0, macs: 0 });
+        Self { size, host }
+    }
+
     /// Parameters and MACs with their limits.
-    fn limits(&self) -> [(f32, Option<f32>); 2] {
+    pub(crate) fn limits(&self) -> [(f32, Option<f32>); 2] {
         let (NetworkSize { parameters, macs }, rules) = (self.size, self.host.rules());
         let limit = |limit: Option<u64>| limit.map(|limit| limit as f32);
         [(parameters as f32, limit(rules.max_parameters)), (macs as f32, limit(rules.max_macs))]
     }
 }
 
-fn flag(is: bool) -> f32 {
+pub(crate) fn flag(is: bool) -> f32 {
     f32::from(u8::from(is))
 }
 
 /// Logarithm of a quotient: ln((a + 1) / (b + 1)) / 7, in the scale of [`log_scale`].
-fn ratio(a: f32, b: f32) -> f32 {
+pub(crate) fn ratio(a: f32, b: f32) -> f32 {
     ((a + 1.0) / (b + 1.0)).ln() / 7.0
 }
 

@@ -15,6 +15,12 @@ pub struct EnvFacts {
     pub lr_factor: f32,
     /// Score of the task.
     pub score: ScoreKind,
+    /// Number of further features that a policy gives a layer at once, as a share of its initial
+    /// features; 0 if it may make none wider.
+    pub widen_by: f64,
+    /// Largest number of features of a layer that a policy widens, as a multiple of its initial
+    /// number.
+    pub widen_up_to: f64,
 }
 
 /// An env at the time of its decision: after the epoch of training and the measurements of this

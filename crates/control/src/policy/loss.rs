@@ -5,7 +5,7 @@ use meristem_nn::kernels::ppo::{PpoHead, PpoLoss};
 
 use super::{PolicyShape, argument};
 use crate::action::ActionOp;
-use crate::heads::{Floors, HEADS};
+use crate::heads::{Floors, HEADS, HeadKind};
 
 /// Configuration of the loss; see [`meristem_nn::kernels::ppo`] for the formula.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -63,10 +63,15 @@ impl LossConfig {
         ])?;
         check(self.floors.map(|floor| ("floors", floor)))?;
         let ops = |used_by: &[ActionOp]| used_by.iter().fold(0, |bits, op| bits | 1 << op.index());
+        let widen = shape.layers().map_or(0, |_| ops(&[ActionOp::Widen]));
         let sized = HEADS.iter().zip(shape.heads()).zip(self.floors);
         let heads = sized.map(|((head, choices), floor)| PpoHead {
             choices,
-            used_by: ops(head.used_by),
+            used_by: ops(head.used_by)
+                | match head.kind {
+                    HeadKind::Op | HeadKind::Slot => widen,
+                    _ => 0,
+                },
             floor,
             entropy_coefficient: self.entropy * head.entropy_multiplier,
             entropy_floor: self.entropy_floor,

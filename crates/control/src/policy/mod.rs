@@ -22,7 +22,7 @@ use meristem_nn::{
 };
 
 pub use self::loss::LossConfig;
-pub use self::network::{ADAM, PolicyConfig, PolicyForm, PolicyInput, PolicyShape};
+pub use self::network::{ADAM, LayerSet, PolicyConfig, PolicyForm, PolicyInput, PolicyShape};
 use crate::heads::Floors;
 
 /// Inputs of a pass, on the policy's stream. Rows are `[steps][sequences]`, with one sequence per
@@ -64,7 +64,8 @@ pub struct PolicyBatch<'a> {
 /// that the network does not compute, and the results. See [`meristem_nn::kernels::sample`].
 #[derive(Clone, Debug)]
 pub struct ActTensors<'a> {
-    /// Legality, u32 `[rows, slots · words]`: [`crate::Legality::write_places`].
+    /// Legality, u32 `[rows, places · words]`: [`crate::Legality::write_places`] for the slots,
+    /// then [`crate::Legality::write_layers`] for the layers, if the policy observes them.
     pub legality: &'a Tensor,
     /// Key of the random numbers, and scale of V:
     /// [`SampleStep`](meristem_nn::kernels::sample::SampleStep), u32 `[4]`.

@@ -19,6 +19,7 @@ use super::argument;
 use super::layers::{mlp, recurrent};
 use super::set_network::{self, SetSizes};
 use crate::heads::HEADS;
+use crate::masks::HeadLayout;
 
 /// Size of a blueprint's embedding.
 const EMBEDDING: usize = 4;
@@ -37,7 +38,19 @@ pub enum PolicyForm {
         slot_features: usize,
         /// Floats per blueprint.
         blueprint_features: usize,
+        /// The layers, a third set, if the policy can choose WIDEN.
+        layers: Option<LayerSet>,
     },
+}
+
+/// Places for the layers that can become wider, and floats of each. The last places of the slot
+/// head are theirs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerSet {
+    /// Number of layers; of hosts with different numbers the largest.
+    pub places: usize,
+    /// Floats per layer.
+    pub features: usize,
 }
 
 /// Sizes of a policy's inputs and outputs. A loaded policy of the form [`PolicyForm::Vector`] must
@@ -98,7 +111,21 @@ impl PolicyShape {
 
     /// Number of choices of each head.
     pub fn heads(&self) -> [usize; HEADS.len()] {
-        HEADS.map(|head| head.size.choices(self.slots, self.blueprints))
+        self.layout().sizes()
+    }
+
+    /// Positions of the heads in a row of logits.
+    pub fn layout(&self) -> HeadLayout {
+        let layout = HeadLayout::new(self.slots, self.blueprints);
+        self.layers().map_or(layout, |layers| layout.with_layers(layers.places))
+    }
+
+    /// The set of layers, if the policy can choose WIDEN.
+    pub fn layers(&self) -> Option<LayerSet> {
+        match self.form {
+            PolicyForm::Vector => None,
+            PolicyForm::Set { layers, .. } => layers,
+        }
     }
 
     /// Number of logits of all heads. A row of the output has one further number, V.
@@ -116,16 +143,24 @@ impl PolicyShape {
             PolicyForm::Vector => {
                 vec![observations, input("blueprints", DType::U32, slots), keep]
             }
-            PolicyForm::Set { slot_features, blueprint_features } => vec![
-                observations,
-                floats("slots", slots * slot_features),
-                floats("slots_present", slots),
-                floats("slots_scale", 1),
-                floats("blueprints", blueprints * blueprint_features),
-                floats("blueprints_present", blueprints),
-                floats("blueprints_scale", 1),
-                keep,
-            ],
+            PolicyForm::Set { slot_features, blueprint_features, layers } => {
+                let mut inputs = vec![
+                    observations,
+                    floats("slots", slots * slot_features),
+                    floats("slots_present", slots),
+                    floats("slots_scale", 1),
+                    floats("blueprints", blueprints * blueprint_features),
+                    floats("blueprints_present", blueprints),
+                    floats("blueprints_scale", 1),
+                ];
+                if let Some(LayerSet { places, features }) = layers {
+                    inputs.push(floats("layers", places * features));
+                    inputs.push(floats("layers_present", places));
+                    inputs.push(floats("layers_scale", 1));
+                }
+                inputs.push(keep);
+                inputs
+            }
         }
     }
 
@@ -135,7 +170,7 @@ impl PolicyShape {
     ///
     /// # Errors
     /// [`meristem_nn::Error::Argument`] for a shape without features, slots or width, and in the
-    /// form [`PolicyForm::Set`] for one without blueprints or features of the elements.
+    /// form [`PolicyForm::Set`] for one without elements of a set or their features.
     pub fn graph(&self, config: &PolicyConfig) -> Result<Graph> {
         if self.hidden == 0 || self.features == 0 || self.slots == 0 {
             let expected = "at least one feature, slot and hidden number".into();
@@ -143,15 +178,16 @@ impl PolicyShape {
         }
         match self.form {
             PolicyForm::Vector => self.vector_graph(config),
-            PolicyForm::Set { slot_features, blueprint_features } => {
-                if slot_features == 0 || blueprint_features == 0 || self.blueprints == 0 {
-                    let expected = "a blueprint, and features of slots and blueprints".into();
-                    return Err(argument("shape", expected, format!("{self:?}")));
-                }
+            PolicyForm::Set { slot_features, blueprint_features, layers } => {
+                let layers = layers.map(|LayerSet { places, features }| [places, features]);
                 let (slots, blueprints) =
                     ([self.slots, slot_features], [self.blueprints, blueprint_features]);
-                let Self { features, hidden, .. } = *self;
-                let sizes = SetSizes { features, slots, blueprints, hidden, heads: self.heads() };
+                if [slots, blueprints].into_iter().chain(layers).flatten().any(|n| n == 0) {
+                    let expected = "an element of each set, and features of it".into();
+                    return Err(argument("shape", expected, format!("{self:?}")));
+                }
+                let (heads, Self { features, hidden, .. }) = (self.heads(), *self);
+                let sizes = SetSizes { features, slots, blueprints, layers, hidden, heads };
                 set_network::graph(&sizes, config.adam)
             }
         }

@@ -1,6 +1,7 @@
 //! The graph of the form [`PolicyForm::Set`](super::PolicyForm::Set): a deep set (Zaheer et al.,
 //! "Deep sets", 2017) of slots and one of blueprints, and heads that point at their elements
-//! (Vinyals et al., "Pointer networks", 2015).
+//! (Vinyals et al., "Pointer networks", 2015). A third set, of layers, is like the other two; its
+//! logits follow those of the slots in the slot head.
 //!
 //! ```text
 //! slots ─ two Linear ─ ReLU, shared by all slots ─ e ─ maximum and mean over the slots ─┐
@@ -34,6 +35,8 @@ pub(super) struct SetSizes {
     pub(super) slots: [usize; 2],
     /// Places for blueprints, and floats of a blueprint.
     pub(super) blueprints: [usize; 2],
+    /// Places for layers, and floats of a layer, if the policy observes layers.
+    pub(super) layers: Option<[usize; 2]>,
     /// Width of the hidden layers.
     pub(super) hidden: usize,
     /// Number of choices of each head.
@@ -58,7 +61,7 @@ fn orthogonal(gain: f32) -> Option<Init> {
 
 /// The graph of a policy.
 pub(super) fn graph(sizes: &SetSizes, adam: AdamConfig) -> Result<Graph> {
-    let SetSizes { features, slots, blueprints, hidden, heads } = *sizes;
+    let SetSizes { features, slots, blueprints, layers, hidden, heads } = *sizes;
     let vector = |c: usize| Dims { c, h: 1, w: 1 };
     let mut b = GraphBuilder::new(vector(features), adam);
     let mut set = |[places, features]: [usize; 2]| SetNodes {
@@ -66,13 +69,16 @@ pub(super) fn graph(sizes: &SetSizes, adam: AdamConfig) -> Result<Graph> {
         present: b.another_input(Dims { c: 1, h: 1, w: places }),
         scale: b.another_input(vector(1)),
     };
-    let (slots, blueprints) = (set(slots), set(blueprints));
+    let (slots, blueprints, layers) = (set(slots), set(blueprints), layers.map(&mut set));
     let keep = b.another_input(vector(1));
     let state = b.lstm_state(hidden);
     let width = (hidden / 2).max(1);
     let slots = Encoded::new(&mut b, "slots", &slots, width)?;
     let blueprints = Encoded::new(&mut b, "blueprints", &blueprints, width)?;
-    let x = b.concat(&[b.input(), slots.pooled, blueprints.pooled])?;
+    let layers = layers.map(|layers| Encoded::new(&mut b, "layers", &layers, width)).transpose()?;
+    let mut parts = vec![b.input(), slots.pooled, blueprints.pooled];
+    parts.extend(layers.iter().map(|layers| layers.pooled));
+    let x = b.concat(&parts)?;
     let context = recurrent(&mut b, x, hidden, (keep, state))?;
     let mut outputs = vec![];
     for (head, size) in HEADS.iter().zip(heads) {
@@ -82,6 +88,9 @@ pub(super) fn graph(sizes: &SetSizes, adam: AdamConfig) -> Result<Graph> {
             HeadSize::Blueprints => blueprints.point(&mut b, context, &name)?,
             HeadSize::Fixed(_) => mlp(&mut b, context, &name, (size, 0.01))?,
         });
+        if let (HeadSize::Slots, Some(layers)) = (head.size, &layers) {
+            outputs.push(layers.point(&mut b, context, "heads.layer")?);
+        }
     }
     outputs.push(mlp(&mut b, context, "value", (1, 0.1))?);
     let output = b.concat(&outputs)?;

@@ -11,25 +11,31 @@ impl Ppo {
     pub(super) fn check_views(&self, views: &[EnvView<'_>]) -> Result<()> {
         let RolloutShape { envs, steps, .. } = *self.rollout.shape();
         let PolicyShape { form, slots, blueprints, .. } = *self.policy.shape();
+        let places = self.policy.shape().layers().map(|layers| layers.places);
+        let layers = |view: &EnvView<'_>| view.host.widenable().len();
         let fits = |(index, view): (usize, &EnvView<'_>)| {
             let has =
                 [(view.host.slots().len(), slots), (view.host.blueprints().len(), blueprints)];
-            let fits = |(has, most): &(usize, usize)| match form {
+            let fits = |(has, most): (usize, usize)| match form {
                 PolicyForm::Vector => has == most,
                 PolicyForm::Set { .. } => has <= most,
             };
-            view.env == self.first_env + index && has.iter().all(fits)
+            let mut has = has.into_iter().chain(places.map(|places| (layers(view), places)));
+            view.env == self.first_env + index && has.all(fits)
         };
         if views.len() != envs || !views.iter().enumerate().all(fits) {
             let at_most = if form == PolicyForm::Vector { "" } else { "at most " };
+            let most = places.map(|places| format!(", at most {places} layers that can widen"));
             let expected = format!(
-                "{envs} envs in order, {at_most}{slots} slots, {at_most}{blueprints} blueprints"
+                "{envs} envs in order, {at_most}{slots} slots, {at_most}{blueprints} blueprints{}",
+                most.unwrap_or_default()
             );
             let of = |view: &EnvView<'_>| {
-                (view.env, view.host.slots().len(), view.host.blueprints().len())
+                let host = view.host;
+                (view.env, host.slots().len(), host.blueprints().len(), layers(view))
             };
             let got: Vec<_> = views.iter().map(of).collect();
-            return Err(protocol(expected, format!("(env, slots, blueprints) {got:?}")));
+            return Err(protocol(expected, format!("(env, slots, blueprints, layers) {got:?}")));
         }
         if self.learning == Learning::On && self.step > steps {
             return Err(protocol(format!("at most {steps} steps"), self.step.to_string()));

@@ -1,4 +1,4 @@
-//! The slots and blueprints that a policy knows.
+//! The slots, blueprints and layers that a policy knows.
 
 use meristem_grow::Host;
 
@@ -11,6 +11,9 @@ pub struct PolicyDomain {
     pub slots: Vec<String>,
     /// Blueprints in index order.
     pub blueprints: Vec<String>,
+    /// Layers that can become wider, in index order. Of no account to a policy that observes no
+    /// layers, and in no file.
+    pub layers: Vec<String>,
 }
 
 impl PolicyDomain {
@@ -19,16 +22,17 @@ impl PolicyDomain {
         Self {
             slots: host.slots().iter().map(|slot| slot.name.to_string()).collect(),
             blueprints: host.blueprints().iter().map(|b| b.name.clone()).collect(),
+            layers: host.widenable().into_iter().map(|layer| layer.name).collect(),
         }
     }
 
-    /// The domain of a policy for all of these hosts: the slots and blueprints of the hosts with
-    /// the most of them.
+    /// The domain of a policy for all of these hosts: the slots, blueprints and layers of the hosts
+    /// with the most of them.
     pub fn from_hosts<'a>(hosts: impl IntoIterator<Item = &'a Host>) -> Self {
         hosts.into_iter().map(Self::from_host).fold(Self::default(), Self::with_more)
     }
 
-    /// The longer list of slots, and the longer list of blueprints.
+    /// The longer list of slots, of blueprints and of layers.
     pub fn with_more(self, other: Self) -> Self {
         let most = |one: Vec<String>, other: Vec<String>| {
             if other.len() > one.len() { other } else { one }
@@ -36,6 +40,7 @@ impl PolicyDomain {
         Self {
             slots: most(self.slots, other.slots),
             blueprints: most(self.blueprints, other.blueprints),
+            layers: most(self.layers, other.layers),
         }
     }
 }

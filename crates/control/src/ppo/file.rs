@@ -9,6 +9,7 @@ use serde::de::DeserializeOwned;
 use super::normalizers::Normalizers;
 use super::{PolicyDomain, Ppo, ReturnScale};
 use crate::error::{Error, Result};
+use crate::policy::PolicyForm;
 
 /// Version of the metadata of a policy for one number of slots.
 const VERSION: &str = "1";
@@ -16,8 +17,20 @@ const VERSION: &str = "1";
 /// Version of the metadata of a policy for any host.
 const SET_VERSION: &str = "2";
 
-/// Key and value of the form of the observations; only in a policy for any host.
-const FORM: (&str, &str) = ("form", "set");
+/// Version of the metadata of a policy for any host that chooses WIDEN.
+const LAYER_VERSION: &str = "3";
+
+/// Versions that this program reads.
+const VERSIONS: [&str; 3] = [VERSION, SET_VERSION, LAYER_VERSION];
+
+/// Key of the form of the observations; only in a policy for any host.
+const FORM: &str = "form";
+
+/// The form of a policy for any host.
+const SET: &str = "set";
+
+/// The form of a policy for any host that chooses WIDEN.
+const SET_AND_LAYERS: &str = "set-widen";
 
 /// Key of the seeds.
 const SEEDS: &str = "seeds";
@@ -31,28 +44,50 @@ const SET_NORMALIZERS: &str = "set_normalizers";
 /// [`Error::Policy`] for a file that is not a policy, or has another version.
 pub fn policy_width(metadata: &Metadata) -> Result<usize> {
     let version = entry(metadata, "meristem_policy")?;
-    if ![VERSION, SET_VERSION].contains(&version) {
+    if !VERSIONS.contains(&version) {
         return Err(mismatch(format!(
-            "its format has version {version}, this program reads versions {VERSION} and \
-             {SET_VERSION}; use the program that wrote it"
+            "its format has version {version}, this program reads versions {}; \
+             use the program that wrote it",
+            VERSIONS.join(", ")
         )));
     }
     parse(metadata, "hidden")
 }
 
-/// Whether the policy in a file serves any host ([`Ppo::of_sets`]).
+/// Whether the policy in a file serves any host ([`Ppo::of_sets`], [`Ppo::of_sets_and_layers`]).
 ///
 /// # Errors
 /// [`Error::Policy`] for a form that is not known.
 pub fn policy_is_of_sets(metadata: &Metadata) -> Result<bool> {
-    let (key, set) = FORM;
-    match metadata.get(key) {
-        None => Ok(false),
-        Some(form) if form == set => Ok(true),
-        Some(form) => Err(mismatch(format!(
-            "its observations have the form {form}, this program knows {set}; \
-             use the program that wrote it"
-        ))),
+    Ok(form(metadata)?.is_some())
+}
+
+/// Whether the policy in a file observes layers and chooses WIDEN ([`Ppo::of_sets_and_layers`]).
+///
+/// # Errors
+/// [`Error::Policy`] for a form that is not known.
+pub fn policy_observes_layers(metadata: &Metadata) -> Result<bool> {
+    Ok(form(metadata)? == Some(SET_AND_LAYERS))
+}
+
+/// The form of a policy for any host; `None` for a policy for one number of slots.
+fn form(metadata: &Metadata) -> Result<Option<&'static str>> {
+    let Some(form) = metadata.get(FORM) else { return Ok(None) };
+    let known = [SET, SET_AND_LAYERS].into_iter().find(|known| known == form);
+    known.map(Some).ok_or_else(|| {
+        mismatch(format!(
+            "its observations have the form {form}, this program knows {SET} and \
+             {SET_AND_LAYERS}; use the program that wrote it"
+        ))
+    })
+}
+
+/// The form of a policy.
+fn form_of(ppo: &Ppo) -> Option<&'static str> {
+    match ppo.policy.shape().form {
+        PolicyForm::Vector => None,
+        PolicyForm::Set { layers: None, .. } => Some(SET),
+        PolicyForm::Set { layers: Some(_), .. } => Some(SET_AND_LAYERS),
     }
 }
 
@@ -64,6 +99,7 @@ pub fn policy_domain(metadata: &Metadata) -> Result<PolicyDomain> {
     Ok(PolicyDomain {
         slots: parse(metadata, "slots")?,
         blueprints: parse(metadata, "blueprints")?,
+        layers: vec![],
     })
 }
 
@@ -79,10 +115,15 @@ pub fn policy_seeds(metadata: &Metadata) -> Result<Vec<u64>> {
 /// Weights and metadata of a policy file, as [`Ppo::export`] returns them.
 pub(super) fn export(ppo: &Ppo) -> Result<(StateDict, Metadata)> {
     let Normalizers { observations, sets } = &ppo.normalizers;
-    let version = if sets.is_some() { SET_VERSION } else { VERSION };
-    let of_sets = sets
-        .as_ref()
-        .map(|sets| Ok::<_, Error>([(FORM.0, FORM.1.to_string()), (SET_NORMALIZERS, json(sets)?)]));
+    let form = form_of(ppo);
+    let version = match form {
+        None => VERSION,
+        Some(SET_AND_LAYERS) => LAYER_VERSION,
+        Some(_) => SET_VERSION,
+    };
+    let of_sets = form
+        .zip(sets.as_ref())
+        .map(|(form, sets)| Ok::<_, Error>([(FORM, form.into()), (SET_NORMALIZERS, json(sets)?)]));
     let metadata = [
         ("format", "pt".to_string()),
         ("meristem_policy", version.to_string()),
@@ -101,14 +142,19 @@ pub(super) fn export(ppo: &Ppo) -> Result<(StateDict, Metadata)> {
 /// Imports a policy from a file, as [`Ppo::import`] does.
 pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) -> Result<()> {
     let width = policy_width(metadata)?;
-    let of_sets = policy_is_of_sets(metadata)?;
+    let form = form(metadata)?;
+    let of_sets = form.is_some();
     let sets = of_sets.then(|| parse(metadata, SET_NORMALIZERS)).transpose()?;
     let normalizers = Normalizers { observations: parse(metadata, "normalizer")?, sets };
     let scale: ReturnScale = parse(metadata, "return_scale")?;
     let learned_with = policy_seeds(metadata)?;
-    if of_sets != ppo.normalizers.sets.is_some() {
-        let of = |of_sets| if of_sets { "any number of slots" } else { "one number of slots" };
-        let [its, own] = [of(of_sets), of(!of_sets)];
+    if form != form_of(ppo) {
+        let of = |form| match form {
+            None => "one number of slots",
+            Some(SET_AND_LAYERS) => "any number of slots and layers",
+            Some(_) => "any number of slots",
+        };
+        let [its, own] = [of(form), of(form_of(ppo))];
         return Err(mismatch(format!(
             "it is a policy for {its}, this run has one for {own}; start the run from the file, \
              or train a new policy"
@@ -142,7 +188,7 @@ pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) ->
 /// Checks that a policy for one number of slots was trained with the number of slots and with the
 /// blueprints of this run. The names of the slots may differ.
 fn check_domain(trained: &PolicyDomain, own: &PolicyDomain) -> Result<()> {
-    let PolicyDomain { slots, blueprints } = trained;
+    let PolicyDomain { slots, blueprints, .. } = trained;
     if slots.len() != own.slots.len() {
         return Err(mismatch(format!(
             "it was trained for {} slots ({}), this run has {} ({}); \

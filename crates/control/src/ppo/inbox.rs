@@ -5,12 +5,14 @@ use meristem_device::{DType, Owner, Result, Stream, Tensor};
 use meristem_nn::kernels::sample::SampleStep;
 
 use super::normalizers::Normalizers;
+use crate::layer_observation::{self, LayerHistory};
 use crate::masks::Legality;
 use crate::normalizer::Normalizer;
 use crate::observation::write_observation;
 use crate::policy::PolicyShape;
-use crate::set_observation::{SetObserver, SetRow};
+use crate::set_observation::{SetBuffers, SetObserver, SetRow};
 use crate::view::EnvView;
+use crate::widening::{self, LayerStep};
 
 /// Host memory of the inputs, and device memory with a view of each input.
 #[derive(Debug)]
@@ -20,11 +22,15 @@ pub(super) struct StepInputs {
     whole: Tensor,
     /// [`PolicyShape::inputs`], `[envs, width]` each, or `[envs]` for a width of 1.
     pub(super) rows: Vec<Tensor>,
-    /// u32 `[envs, slots · words]`: [`Legality::write_places`].
+    /// u32 `[envs, places · words]`: [`Legality::write_places`], then [`Legality::write_layers`].
     pub(super) legality: Tensor,
     /// u32 `[4]`: [`SampleStep`].
     pub(super) step: Tensor,
     legality_words: usize,
+    /// Places of slots in a row of `legality`.
+    slots: usize,
+    /// Memory about the layers of each env; empty unless the policy observes layers.
+    pub(super) layers: Vec<LayerHistory>,
     /// One buffer for each input, with the row of the env that is being written, as words.
     observed: Vec<Vec<u32>>,
     sets: SetObserver,
@@ -49,7 +55,8 @@ impl StepInputs {
         words: usize,
     ) -> Result<Self> {
         let inputs = shape.inputs();
-        let places = shape.slots * words;
+        let layers = shape.layers();
+        let places = (shape.slots + layers.map_or(0, |layers| layers.places)) * words;
         let width: usize = inputs.iter().map(|input| input.width).sum();
         let len = envs * (width + places) + SampleStep::WORDS;
         let whole = Tensor::zeros(stream, [len], DType::U32, Owner::Policy)?;
@@ -70,6 +77,8 @@ impl StepInputs {
             words: vec![0; len],
             whole,
             legality_words: words,
+            slots: shape.slots,
+            layers: layers.map_or(vec![], |_| vec![LayerHistory::default(); envs]),
             observed: inputs.iter().map(|input| vec![0; input.width]).collect(),
             sets: SetObserver::new(),
         })
@@ -92,8 +101,16 @@ impl StepInputs {
         let envs = fresh.len();
         let places = self.legality.numel() / envs;
         for (env, (view, fresh)) in views.iter().zip(fresh).enumerate() {
-            let legality = Legality::from_host(view.host);
-            self.observe(view, &legality, normalizers, gather);
+            let mut steps = vec![];
+            if let Some(history) = self.layers.get_mut(env) {
+                if *fresh {
+                    *history = LayerHistory::default();
+                }
+                history.note(view);
+                steps = widening::steps(view);
+            }
+            let legality = Legality::with_steps(view.host, &steps);
+            self.observe((env, view), (&legality, &steps), normalizers, gather);
             // The input `keep` is 0 where a trajectory begins, which resets the LSTM state.
             if let Some(keep) = self.observed.last_mut() {
                 keep.fill(if *fresh { 0.0f32 } else { 1.0 }.to_bits());
@@ -104,7 +121,10 @@ impl StepInputs {
                 rows[env * observed.len()..][..observed.len()].copy_from_slice(observed);
                 rest = others;
             }
-            legality.write_places(self.legality_words, &mut rest[env * places..][..places]);
+            let (slots, layers) =
+                rest[env * places..][..places].split_at_mut(self.slots * self.legality_words);
+            legality.write_places(self.legality_words, slots);
+            legality.write_layers(self.legality_words, layers);
         }
         let at = self.words.len() - SampleStep::WORDS;
         self.words[at..].copy_from_slice(&key.to_words());
@@ -114,8 +134,8 @@ impl StepInputs {
     /// Writes the observation of an env to `observed`, all but its `keep`.
     fn observe(
         &mut self,
-        view: &EnvView<'_>,
-        legality: &Legality,
+        (env, view): (usize, &EnvView<'_>),
+        (legality, steps): (&Legality, &[LayerStep]),
         normalizers: &mut Normalizers,
         gather: bool,
     ) {
@@ -123,44 +143,40 @@ impl StepInputs {
             if gather { normalizer.gather(row) } else { normalizer.normalize(row) }
         };
         let Normalizers { observations: normalizer, sets } = normalizers;
-        match (&mut self.observed[..], sets) {
-            (
-                [
-                    observations,
-                    slots,
-                    slots_present,
-                    slots_scale,
-                    blueprints,
-                    blueprints_present,
-                    blueprints_scale,
-                    _,
-                ],
-                Some([of_slots, of_blueprints]),
-            ) => {
-                let row = SetRow {
-                    observations: floats(observations),
-                    slots: floats(slots),
-                    slots_present: floats(slots_present),
-                    slots_scale: floats(slots_scale),
-                    blueprints: floats(blueprints),
-                    blueprints_present: floats(blueprints_present),
-                    blueprints_scale: floats(blueprints_scale),
-                };
-                self.sets.write(view, legality, row);
-                normalize(normalizer, floats(observations));
-                let (has_slots, has) = (view.host.slots().len(), view.host.blueprints().len());
-                let elements = floats(slots).chunks_exact_mut(SetObserver::SLOT).take(has_slots);
-                elements.for_each(|slot| normalize(of_slots, slot));
-                let elements = floats(blueprints).chunks_exact_mut(SetObserver::BLUEPRINT);
-                elements.take(has).for_each(|blueprint| normalize(of_blueprints, blueprint));
+        let [observations, others @ ..] = &mut self.observed[..] else { return };
+        let observations = floats(observations);
+        let Some(sets) = sets else {
+            if let Some(blueprints) = others.first_mut() {
+                write_observation(view, observations, blueprints);
+                normalize(normalizer, observations);
             }
-            ([observations, blueprints, ..], _) => {
-                write_observation(view, floats(observations), blueprints);
-                normalize(normalizer, floats(observations));
-            }
-            _ => {}
+            return;
+        };
+        // The three inputs of each set; `keep` is left over.
+        let mut parts = others.chunks_exact_mut(3).filter_map(set_buffers);
+        let (Some(slots), Some(blueprints)) = (parts.next(), parts.next()) else { return };
+        let mut layers = parts.next();
+        let mut row = SetRow { observations, slots, blueprints };
+        self.sets.write(view, legality, &mut row);
+        if let (Some(layers), Some(history)) = (&mut layers, self.layers.get(env)) {
+            layers.write_presence(steps.len());
+            layer_observation::write(view, steps, history, layers.elements);
+        }
+        normalize(normalizer, row.observations);
+        let all = [row.slots, row.blueprints].into_iter().chain(layers);
+        for (SetBuffers { elements, present, .. }, normalizer) in all.zip(sets) {
+            let elements = elements.chunks_exact_mut(normalizer.len()).zip(present);
+            let elements = elements.filter(|(_, present)| **present != 0.0);
+            elements.for_each(|(element, _)| normalize(normalizer, element));
         }
     }
+}
+
+/// The buffers of a set: words of its elements, presence and scale.
+fn set_buffers(words: &mut [Vec<u32>]) -> Option<SetBuffers<'_>> {
+    let [elements, present, scale] = words else { return None };
+    let [elements, present, scale] = [elements, present, scale].map(|words| floats(words));
+    Some(SetBuffers { elements, present, scale })
 }
 
 fn floats(words: &mut [u32]) -> &mut [f32] {

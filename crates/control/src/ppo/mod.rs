@@ -37,7 +37,9 @@ use meristem_nn::{Isa, StateDict};
 use self::calls::protocol;
 pub use self::config::PpoConfig;
 pub use self::domain::PolicyDomain;
-pub use self::file::{policy_domain, policy_is_of_sets, policy_seeds, policy_width};
+pub use self::file::{
+    policy_domain, policy_is_of_sets, policy_observes_layers, policy_seeds, policy_width,
+};
 pub use self::group::PpoGroup;
 use self::inbox::{StepHeader, StepInputs};
 use self::normalizers::Normalizers;
@@ -48,16 +50,20 @@ use self::rollout::{Rollout, RolloutShape};
 use self::targets::{ReturnScale, Targets};
 use self::teacher::Teacher;
 pub use self::teacher::TeacherRules;
-use crate::action::Action;
+use crate::action::{Action, ActionOp, Choices, OpCounts};
 use crate::controller::Controller;
 use crate::error::Result;
 use crate::heads::Floors;
+use crate::layer_observation;
 use crate::observation::observation_len;
-use crate::policy::{ActTensors, Policy, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape};
+use crate::policy::{
+    ActTensors, LayerSet, Policy, PolicyConfig, PolicyForm, PolicyInputs, PolicyShape,
+};
 use crate::report::RoundReport;
 use crate::set_observation::SetObserver;
 use crate::state::ControllerState;
 use crate::view::EnvView;
+use crate::widening;
 
 const NAME: &str = "ppo";
 
@@ -116,7 +122,7 @@ pub struct Ppo {
     /// Number of rounds learned from.
     rounds: u64,
     /// Actions of this round per op.
-    ops: [u64; 6],
+    ops: OpCounts,
     /// Consecutive skipped updates.
     skipped: usize,
     /// Index of the first env of this rank among the envs of all ranks.
@@ -162,7 +168,26 @@ impl Ppo {
         options: PpoOptions,
     ) -> Result<Self> {
         let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
-        let shape = SetObserver::shape(slots, blueprints, config.hidden);
+        let shape = SetObserver::shape(slots, blueprints, None, config.hidden);
+        Self::of_shape(stream, config, shape, domain, options)
+    }
+
+    /// Like [`Ppo::of_sets`], with a policy that also observes the layers that can become wider
+    /// and chooses WIDEN, by [`EnvFacts::widen_by`](crate::EnvFacts::widen_by).
+    ///
+    /// # Errors
+    /// As [`Ppo::new`].
+    pub fn of_sets_and_layers(
+        stream: &Stream,
+        config: PpoConfig,
+        domain: PolicyDomain,
+        options: PpoOptions,
+    ) -> Result<Self> {
+        let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
+        // A place is needed even if no host of this run has such a layer.
+        let places = domain.layers.len().max(1);
+        let layers = Some(LayerSet { places, features: layer_observation::LEN });
+        let shape = SetObserver::shape(slots, blueprints, layers, config.hidden);
         Self::of_shape(stream, config, shape, domain, options)
     }
 
@@ -199,7 +224,7 @@ impl Ppo {
             fresh: vec![true; envs],
             decisions: 0,
             rounds: 0,
-            ops: [0; 6],
+            ops: OpCounts::default(),
             skipped: 0,
             first_env: 0,
             compared_members: None,
@@ -339,11 +364,32 @@ impl Ppo {
             self.step += 1;
             self.rewards_missing = true;
         }
-        // Every choice is below its head's size, so there always is an action.
-        let action = |choices| Action::from_choices(choices).unwrap_or(Action::Wait);
-        let actions: Vec<Action> = self.outputs.choices.iter().map(action).collect();
+        let both = self.outputs.choices.iter().zip(views);
+        let actions: Vec<Action> = both.map(|(choices, view)| self.action(choices, view)).collect();
         actions.iter().for_each(|action| self.ops[action.op().index()] += 1);
         Ok(actions)
+    }
+
+    /// The action of an env's choices.
+    fn action(&self, choices: &Choices, view: &EnvView<'_>) -> Action {
+        let [op, place, ..] = *choices;
+        if op == ActionOp::Widen.index() {
+            let layer = place.saturating_sub(self.policy.shape().slots);
+            return Action::Widen { layer, by: widening::amount(view, layer) };
+        }
+        // Every choice is below its head's size, so there always is an action.
+        Action::from_choices(choices).unwrap_or(Action::Wait)
+    }
+
+    /// The choices of an action of the teacher.
+    fn choices(&self, action: &Action) -> Choices {
+        match *action {
+            Action::Widen { layer, .. } => {
+                let place = self.policy.shape().slots + layer;
+                [ActionOp::Widen.index(), place, 0, 0, 0, 0, 0, 0]
+            }
+            action => action.choices(),
+        }
     }
 
     /// Enqueues a policy step on the inputs in the inbox. The rollout receives the results.

@@ -7,16 +7,18 @@ use crate::policy::{PolicyForm, PolicyShape};
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Normalizers {
     pub(super) observations: Normalizer,
-    /// Normalisers of slots and of blueprints.
-    pub(super) sets: Option<[Normalizer; 2]>,
+    /// Normalisers of slots, of blueprints, and of layers if the policy observes them.
+    pub(super) sets: Option<Vec<Normalizer>>,
 }
 
 impl Normalizers {
     pub(super) fn new(shape: &PolicyShape) -> Self {
         let sets = match shape.form {
             PolicyForm::Vector => None,
-            PolicyForm::Set { slot_features, blueprint_features } => {
-                Some([slot_features, blueprint_features].map(Normalizer::new))
+            PolicyForm::Set { slot_features, blueprint_features, layers } => {
+                let widths = [slot_features, blueprint_features].into_iter();
+                let widths = widths.chain(layers.map(|layers| layers.features));
+                Some(widths.map(Normalizer::new).collect())
             }
         };
         Self { observations: Normalizer::new(shape.features), sets }
@@ -28,7 +30,8 @@ impl Normalizers {
             && match (&self.sets, &other.sets) {
                 (None, None) => true,
                 (Some(own), Some(other)) => {
-                    own.iter().zip(other).all(|(own, other)| other.fits(own.len()))
+                    own.len() == other.len()
+                        && own.iter().zip(other).all(|(own, other)| other.fits(own.len()))
                 }
                 _ => false,
             }

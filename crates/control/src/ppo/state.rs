@@ -8,9 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::normalizers::Normalizers;
 use super::{NAME, Ppo, ReturnScale};
+use crate::action::OpCounts;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
+use crate::layer_observation::LayerHistory;
 use crate::normalizer::Normalizer;
+use crate::report::op_counts;
 use crate::state::ControllerState;
 
 /// The state without its tensors.
@@ -27,14 +30,18 @@ struct PpoMemory {
     rewards_missing: bool,
     fresh: Vec<bool>,
     decisions: u64,
-    ops: [u64; 6],
+    #[serde(with = "op_counts")]
+    ops: OpCounts,
     skipped: usize,
     /// Memory of the teacher; missing in states of older versions.
     #[serde(default)]
     teacher: Option<Vec<u8>>,
-    /// Normalisers of the slots and of the blueprints, if the policy has sets.
+    /// Normalisers of the slots, of the blueprints and of the layers, if the policy has these sets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    set_normalizers: Option<[Normalizer; 2]>,
+    set_normalizers: Option<Vec<Normalizer>>,
+    /// Memory about the layers of each env; empty unless the policy observes layers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    layers: Vec<LayerHistory>,
     /// Rounds learned from; missing in states of older versions, whose rounds have equal lengths.
     #[serde(default)]
     rounds: Option<u64>,
@@ -101,6 +108,7 @@ pub(super) fn save_learned(ppo: &Ppo) -> Result<ControllerState> {
         seeds: ppo.seeds.clone(),
         normalizer: ppo.normalizers.observations.clone(),
         set_normalizers: ppo.normalizers.sets.clone(),
+        layers: ppo.inbox.layers.clone(),
         rounds: Some(ppo.rounds),
         scale: ppo.scale,
         step: ppo.step,
@@ -139,6 +147,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     let fits = ppo.normalizers.accept(&normalizers)
         && memory.scale.is_usable()
         && (memory.fresh.len() == envs || begins_anew)
+        && (memory.layers.len() == ppo.inbox.layers.len() || begins_anew)
         && memory.step <= ppo.rollout.shape().steps
         && memory.step as u64 <= memory.decisions;
     if !fits {
@@ -198,6 +207,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
         decisions,
         ops,
         skipped,
+        layers,
         ..
     } = memory;
     if !seeds.is_empty() {
@@ -211,9 +221,12 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     ppo.rounds = rounds.unwrap_or(of_equal_length);
     (ppo.rewards_missing, ppo.fresh, ppo.decisions) = (rewards_missing, fresh, decisions);
     (ppo.ops, ppo.skipped) = (ops, skipped);
+    // Every env begins a trajectory, which clears its memory.
     if begins_anew {
         ppo.fresh = vec![true; envs];
         ppo.rollout.begin()?;
+    } else {
+        ppo.inbox.layers = layers;
     }
     ppo.set_floors()
 }

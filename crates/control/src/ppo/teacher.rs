@@ -10,8 +10,8 @@ use crate::action::{Action, Choices};
 use crate::error::Result;
 use crate::heuristic::Heuristic;
 use crate::heuristic_config::HeuristicConfig;
-use crate::masks::{HEAD_COUNT, HeadLayout, Legality};
-use crate::view::EnvView;
+use crate::masks::{HEAD_COUNT, Legality};
+use crate::view::{EnvFacts, EnvView};
 
 /// Passes over a round of demonstrations. They are many because a pass costs far less than another
 /// round, and another round would demonstrate much the same: the episodes of an env are similar.
@@ -45,12 +45,16 @@ pub(super) struct Teacher {
 }
 
 impl Teacher {
-    fn decide(&mut self, view: &EnvView<'_>) -> Action {
+    /// The action that the heuristic demonstrates. It makes layers wider as the policy may, in the
+    /// envs in which it may; `widens`: the policy chooses WIDEN.
+    fn decide(&mut self, view: &EnvView<'_>, widens: bool) -> Action {
         let config = match self.rules.get(view.env) {
             Some(rules) => rules.config(view.facts.train_samples),
             None => *self.heuristic.config(),
         };
-        self.heuristic.decide(view, &config)
+        let EnvFacts { widen_by, widen_up_to, .. } = view.facts;
+        let widen_by = if widens { widen_by } else { 0.0 };
+        self.heuristic.decide(view, &HeuristicConfig { widen_by, widen_up_to, ..config })
     }
 }
 
@@ -80,15 +84,18 @@ impl Ppo {
     pub(super) fn replace_by_teacher(&mut self, views: &[EnvView<'_>]) -> Result<()> {
         let with_teacher = self.is_demonstration();
         let Some(teacher) = self.teacher.as_mut().filter(|_| with_teacher) else { return Ok(()) };
-        let actions: Vec<Action> = views.iter().map(|view| teacher.decide(view)).collect();
-        let shape = self.policy.shape();
-        let layout = HeadLayout::new(shape.slots, shape.blueprints);
+        let widens = self.policy.shape().layers().is_some();
+        let decide = |view| teacher.decide(view, widens);
+        let actions: Vec<Action> = views.iter().map(decide).collect();
+        let choices: Vec<Choices> = actions.iter().map(|action| self.choices(action)).collect();
+        let layout = self.policy.shape().layout();
         let mut legal = vec![0; actions.len() * layout.total()];
         let rows = legal.chunks_exact_mut(layout.total());
-        for ((view, action), row) in views.iter().zip(&actions).zip(rows) {
-            Legality::from_host(view.host).write_all(&layout, &action.choices(), row);
+        for ((view, choices), row) in views.iter().zip(&choices).zip(rows) {
+            let legality =
+                if widens { Legality::with_layers(view) } else { Legality::from_host(view.host) };
+            legality.write_all(&layout, choices, row);
         }
-        let choices: Vec<Choices> = actions.iter().map(Action::choices).collect();
         let words: Vec<u32> = choices.as_flattened().iter().map(|choice| *choice as u32).collect();
         self.rollout.replace(self.step, &words, &legal)?;
         // These choices were not drawn, so they have no probabilities.

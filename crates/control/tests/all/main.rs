@@ -16,3 +16,4 @@ mod ppo;
 mod ranks;
 mod sampling;
 mod set_policy;
+mod set_widen;

@@ -1,6 +1,6 @@
 //! Parts of a page about one run.
 
-use meristem::control::{ActionOp, HEADS};
+use meristem::control::{ActionOp, HEADS, counted_ops};
 use meristem::export::drawing::{DrawnSlot, inline_svg, topology};
 use meristem::nn::ScoreKind;
 use meristem::train::reading::{Curve, EnvHistory, Run};
@@ -144,10 +144,10 @@ fn policy(run: &Run) -> Html {
     for (title, series) in charts {
         body.push(chart(&Chart { title: title.into(), labels: ["round", ""], series }));
     }
-    let ops = ActionOp::OF_HEAD
+    let ops = ActionOp::ALL
         .iter()
-        .zip(last.ops)
-        .map(|(op, count)| vec![op.to_string(), thousands(count)]);
+        .zip(counted_ops(&last.ops))
+        .map(|(op, count)| vec![op.to_string(), thousands(*count)]);
     let header = [vec!["op".to_string(), "actions".to_string()]];
     let rows: Vec<Vec<String>> = header.into_iter().chain(ops).collect();
     body.push(Html::table("Actions in the newest round", &rows));

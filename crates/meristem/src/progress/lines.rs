@@ -179,7 +179,7 @@ pub(super) fn update_statistics(report: &RoundReport) -> String {
     let heads = HEADS.iter().zip(report.entropies).filter(|(_, entropy)| *entropy > 0.0);
     let entropies: Vec<String> =
         heads.map(|(head, entropy)| format!("{} {entropy:.2}", head.name)).collect();
-    let ops = ActionOp::OF_HEAD.iter().zip(report.ops).filter(|(_, count)| *count > 0);
+    let ops = ActionOp::ALL.iter().zip(report.ops).filter(|(_, count)| *count > 0);
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
     let ranks = report.fingerprint.as_ref();
     let ranks = ranks.map_or(String::new(), |hash| format!("; fingerprint {hash} on all ranks"));

@@ -155,6 +155,38 @@ fn stopped_killed_and_extended_trainings_have_the_same_bits() {
     assert_same(&m, "whole", "longer");
 }
 
+/// A policy that makes layers wider, taught in the first round.
+#[test]
+fn a_policy_that_widens_goes_on_after_a_kill_to_the_same_bits() {
+    let m = Meristem::new();
+    let of_width = "[settings]\npolicy_form = \"set-widen\"\nwiden_by = 0.5\nwiden_pause = 1\n\
+                    parameters_per_image = 99\nmax_gap = 99";
+    let text =
+        TINY_POLICY.replace("[settings]", of_width).replace("{ int = [3, 5] }", "{ int = [5, 6] }");
+    fs::write(m.path("tiny.toml"), text).unwrap();
+    m.ok("control train-policy tiny.toml --run-dir whole --quiet");
+    for lines in [2, 3, 5] {
+        let mut command = m.command();
+        command.args("control train-policy tiny.toml --run-dir killed".split_whitespace());
+        let mut child = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        stderr.lines().nth(lines - 1);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    m.ok("control train-policy tiny.toml --run-dir killed --quiet");
+    assert_same(&m, "killed", "whole");
+    let lines = lines(&m, "whole");
+    let rounds = lines.iter().filter(|line| line["kind"] == "round");
+    for round in rounds {
+        assert!(round["report"]["ops"][6].as_u64() > Some(0), "{round}");
+    }
+    let acting = "train --dataset spirals --host mlp:3,3 --steps 8 --envs 2 --widen-by 0.5 --quiet \
+                  --controller ppo:whole/policy.safetensors --run-dir acting";
+    m.ok(acting);
+    assert!(fs::read_to_string(m.path("acting/events.jsonl")).unwrap().contains("layer_widened"));
+}
+
 #[test]
 fn requests_that_do_not_fit_are_refused_before_the_first_round() {
     let m = prepared();

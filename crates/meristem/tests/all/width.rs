@@ -95,6 +95,55 @@ fn the_orthogonality_of_activations_is_resumed_to_the_same_bits() {
     m.fails(&format!("{run} no"), 2, &["widen-trigger", "different batches"]);
 }
 
+/// A policy that makes layers wider: it learns from the heuristic, then from rewards; its file acts
+/// in runs with and without growth in width.
+#[test]
+fn a_policy_that_widens_is_resumed_to_the_same_bits() {
+    let m = with_images();
+    let run = format!(
+        "{RUN} --controller ppo --policy-form set-widen --policy-hidden 8 --widen-by 0.5 --envs 2 \
+         --steps 7 --rounds 3 --ppo-demonstrations 1 --widen-pause 1 --parameters-per-image 99 \
+         --max-gap 99 --run-dir"
+    );
+    m.ok(&format!("{run} whole"));
+    let whole = outcome(&m, "whole");
+    let in_round = |round: u64| {
+        let events = whole.events.iter().filter(|event| event["event"] == "layer_widened");
+        events.filter(|event| event["round"] == round).count()
+    };
+    assert!((0..3).all(|round| in_round(round) > 0), "{}", widths(&whole));
+    let updates = whole.events.iter().filter(|event| event["event"] == "policy_updated");
+    for (round, update) in updates.enumerate() {
+        let ops = update["ops"].as_array().unwrap();
+        assert_eq!((ops.len(), ops[6].as_u64()), (7, Some(in_round(round as u64) as u64)));
+    }
+    resumes(&m, &run, "whole", &[14, 27, 45, 60, 80]);
+    m.ok(&format!("{run} one-worker --threads 1"));
+    assert_same(&outcome(&m, "one-worker"), &whole, "workers");
+
+    let config = fs::read_to_string(m.path("whole/config.toml")).unwrap();
+    assert!(config.contains("policy_form = \"set-widen\""), "{config}");
+    let acting = |policy: &str, more: &str, name: &str| {
+        m.ok(&format!("{RUN} --controller {policy} --envs 2 --steps 9 {more} --run-dir {name}"));
+        outcome(&m, name)
+    };
+    let own = "ppo:whole/policy.safetensors";
+    assert!(widths(&acting(own, "--widen-by 0.5", "acting")) > 0);
+    assert_eq!(widths(&acting(own, "", "forbidden")), 0);
+    m.fails(
+        &format!("{RUN} --controller {own} --policy-form set --run-dir no"),
+        2,
+        &["policy-form", "set-widen, the form of the policy"],
+    );
+    // A file of an earlier version has no such action.
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/policies");
+    let older = format!("greedy:{folder}/sets.safetensors");
+    let without = acting(&older, "", "older");
+    let with = acting(&older, "--widen-by 0.5", "older-beside-width");
+    assert_eq!(with.weights, without.weights);
+    assert_eq!((widths(&with), widths(&without)), (0, 0));
+}
+
 /// Kills runs like the complete one with this name after some numbers of events, and resumes them
 /// to the same bits.
 fn resumes(m: &Meristem, run: &str, whole: &str, events: &[usize]) {

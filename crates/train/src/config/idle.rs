@@ -43,12 +43,14 @@ impl TrainConfig {
         let widens = match controller {
             ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
             ControllerKind::Fixed(_) | ControllerKind::External => true,
-            _ => false,
+            _ => self.policy_widens(),
         };
         let Setting { of_growth, of_heuristic, of_width, .. } = *setting(key);
+        // What a policy may choose and see.
+        let of_policy = key.starts_with("widen_") && self.policy_widens();
         let reason = if of_growth && *controller == ControllerKind::None {
             "nothing grows with controller none".into()
-        } else if of_heuristic && !is_heuristic {
+        } else if of_heuristic && !is_heuristic && !of_policy {
             format!("it is a rule of the heuristic, and the controller is {controller}")
         } else if of_width && is_heuristic && !widens {
             "the heuristic widens no layer with widen-by 0".into()

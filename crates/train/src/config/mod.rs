@@ -151,12 +151,6 @@ impl TrainConfig {
         RewardConfig { gamma: self.ppo.gamma, ..self.reward }
     }
 
-    /// Constants of the heuristic as a teacher, without the limit that depends on the number of
-    /// training samples. No head of a policy has WIDEN.
-    pub(crate) fn policy_teacher(&self) -> HeuristicConfig {
-        HeuristicConfig { widen_by: 0.0, ..self.heuristic_config(0) }
-    }
-
     /// Rules of the heuristic in a run with `train_samples` training images.
     pub(crate) fn heuristic_config(&self, train_samples: usize) -> HeuristicConfig {
         let max_parameters = Some((self.parameters_per_image * train_samples as f64) as usize);

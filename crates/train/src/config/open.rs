@@ -48,6 +48,12 @@ impl TrainConfig {
         self.policy_form.unwrap_or_default()
     }
 
+    /// Whether a policy decides that can make layers wider, and may do so.
+    pub(crate) fn policy_widens(&self) -> bool {
+        let widens = self.policy_form() == ObservationForm::SetWiden;
+        self.controller.is_policy() && widens && self.heuristic.widen_by > 0.0
+    }
+
     /// The policy that the run starts from: [`PolicyStart::New`] for a controller without a policy;
     /// `None` if a learning controller has no such setting.
     pub(crate) fn policy_start(&self) -> Option<PolicyStart> {

@@ -4,7 +4,9 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use meristem_control::{Ppo, policy_domain, policy_is_of_sets, policy_seeds, policy_width};
+use meristem_control::{
+    Ppo, policy_domain, policy_is_of_sets, policy_observes_layers, policy_seeds, policy_width,
+};
 use meristem_grow::BlueprintSet;
 use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
@@ -95,7 +97,9 @@ impl PolicyFile {
         }
         let seeds = policy_seeds(&metadata).map_err(|error| unfit(path, error))?;
         let of_sets = policy_is_of_sets(&metadata).map_err(|error| unfit(path, error))?;
-        let form = if of_sets { ObservationForm::Set } else { ObservationForm::Vector };
+        let of_layers = policy_observes_layers(&metadata).map_err(|error| unfit(path, error))?;
+        let of_any_host = if of_layers { ObservationForm::SetWiden } else { ObservationForm::Set };
+        let form = if of_sets { of_any_host } else { ObservationForm::Vector };
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, form, seeds })
     }
 
@@ -107,7 +111,7 @@ impl PolicyFile {
 
     /// Whether it serves any host, or was trained for `slots` slots and these blueprints.
     fn fits(&self, slots: usize, blueprints: &BlueprintSet) -> Result<bool> {
-        if self.form == ObservationForm::Set {
+        if self.form != ObservationForm::Vector {
             return Ok(true);
         }
         let domain = policy_domain(&self.metadata).map_err(|error| unfit(&self.path, error))?;

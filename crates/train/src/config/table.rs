@@ -412,14 +412,15 @@ settings! {
         /// (8).
         tempo in heuristic.tempo: Tempo, of_member(), of_heuristic();
         /// Share of its initial features by which the heuristic makes a layer wider, one layer at a
-        /// time, while no module needs an action. With 0 it makes no layer wider.
+        /// time, while no module needs an action; also by which a policy of the form set-widen
+        /// does. With 0 they make no layer wider.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0),
             since(13, "0"), of_member(), of_heuristic();
         /// Minimum number of steps from one change of width in an env to the next.
         widen_pause in heuristic.widen_pause: u32, unit("N"), whole(1, 1_000_000),
             since(13, "3"), of_member(), of_heuristic(), of_width();
-        /// Largest number of features of a layer that the heuristic widens, as a multiple of its
-        /// initial number; at least 1 + widen-by.
+        /// Largest number of features of a layer that the heuristic or a policy widens, as a
+        /// multiple of its initial number; at least 1 + widen-by.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
             since(13, "2"), of_member(), of_heuristic(), of_width();
         /// Trigger of the heuristic's growth in width, after the pause. schedule: none. plateau:
@@ -458,7 +459,8 @@ settings! {
             Preset::NAMES.map(|(_, preset)| policy_width(preset))
         ), unit("N"), whole(1, 65_536);
         /// Form of the policy. vector: for hosts with one number of slots and one list of
-        /// blueprints. set: for any hosts, also of different members.
+        /// blueprints. set: for any hosts, also of different members. set-widen: as set, and the
+        /// policy may make layers wider, by widen-by and up to widen-up-to.
         policy_form: Option<ObservationForm> = absent(
             "the form of the policy that the run starts from; for a new policy vector"
         ), unit("FORM"), since(14, "vector");

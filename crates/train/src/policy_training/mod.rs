@@ -43,7 +43,7 @@ use crate::record::observer::Observer;
 use crate::record::summary::Status;
 use crate::resources::OpenDevices;
 use crate::run::run_without_folder;
-use crate::settings::ControllerKind;
+use crate::settings::{ControllerKind, ObservationForm};
 use crate::setup::{Hosts, Names, OtherInputs};
 
 /// Controllers of an evaluation that do not learn, by name.
@@ -97,7 +97,8 @@ pub fn train_policy(
 fn teacher_rules(config: &TrainConfig) -> Vec<TeacherRules> {
     let members = config.of_members();
     let rules = |config: &TrainConfig| TeacherRules {
-        heuristic: config.policy_teacher(),
+        // The number of training samples is that of the env.
+        heuristic: config.heuristic_config(0),
         parameters_per_image: config.parameters_per_image,
     };
     (0..config.envs).map(|env| rules(&members[env % members.len()])).collect()
@@ -113,7 +114,7 @@ struct Plan<'a> {
     request: &'a PolicyTraining,
     /// Settings of the first round.
     first: TrainConfig,
-    /// Slots and blueprints of the hosts with the most of them, in any round or evaluation.
+    /// Slots, blueprints and layers of the hosts with the most of them, in any round or evaluation.
     domain: PolicyDomain,
     /// Steps of the longest episode.
     steps: usize,
@@ -142,7 +143,11 @@ impl<'a> Plan<'a> {
         let of = if learning == Learning::On { Use::Round } else { Use::Evaluation };
         let (envs, seed) = (self.request.envs_of(of), self.request.seed);
         let options = PpoOptions { envs, steps: self.steps, seed, isa: self.isa, learning };
-        let policy = Ppo::of_sets(stream, self.first.ppo_config(), self.domain.clone(), options)?;
+        let (config, domain) = (self.first.ppo_config(), self.domain.clone());
+        let policy = match self.first.policy_form() {
+            ObservationForm::SetWiden => Ppo::of_sets_and_layers(stream, config, domain, options)?,
+            _ => Ppo::of_sets(stream, config, domain, options)?,
+        };
         Ok(match learning {
             Learning::On => {
                 let PolicyTraining { envs, envs_per_member, teacher_rounds, .. } = *self.request;

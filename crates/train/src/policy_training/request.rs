@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigLayer, file};
 use crate::error::{Error, Result};
-use crate::settings::Space;
+use crate::settings::{ObservationForm, Space};
 
 /// Limit of the number of rounds.
 const ROUNDS_MAX: usize = 1_000_000;
@@ -18,7 +18,7 @@ const ENVS_MAX: usize = 4096;
 const TASKS_MAX: usize = 10_000;
 
 /// Settings that the training decides, or that belong to single runs.
-const DECIDED: [&str; 26] = [
+const DECIDED: [&str; 25] = [
     "checkpoint_every",
     "controller",
     "data_parallel",
@@ -32,7 +32,6 @@ const DECIDED: [&str; 26] = [
     "name",
     "places",
     "policy",
-    "policy_form",
     "ppo_demonstrations",
     "ranks",
     "rounds",
@@ -210,8 +209,16 @@ impl PolicyTraining {
             return Err(Error::value("seed", self.seed, format!("at most {}", u64::MAX >> 1)));
         }
         let decided = |key: &&str| DECIDED.contains(key);
-        if let Some(key) = self.layer()?.given().into_iter().find(decided) {
+        let layer = self.layer()?;
+        if let Some(key) = layer.given().into_iter().find(decided) {
             return Err(Error::value("settings", key, expected_undecided(key)));
+        }
+        if let Some(Some(form @ ObservationForm::Vector)) = layer.policy_form {
+            return Err(Error::value(
+                "policy-form",
+                form,
+                "set or set-widen, for hosts of any size",
+            ));
         }
         let keys = |space: &Space| -> Vec<String> {
             space.dimensions().iter().map(|dimension| dimension.key().to_string()).collect()
@@ -267,6 +274,7 @@ mod tests {
             ("rounds = 1\n[settings]\nseed = 3", "drawn from `seed`"),
             ("rounds = 1\n[task]\nppo_lr = { uniform = [0, 1] }", "give this one in [settings]"),
             ("rounds = 1\n[settings]\nppo_demonstrations = 2", "the training decides it"),
+            ("rounds = 1\n[settings]\npolicy_form = \"vector\"", "set or set-widen"),
             ("rounds = 1\n[task]\nlrr = { uniform = [0, 1] }", "did you mean `lr`"),
             ("rounds = 1\n[task]\nseed = { int = [0, 1] }", "every round has a seed"),
             ("rounds = 1\n[task]\nlr = { between = [0, 1] }", "uniform"),

@@ -11,7 +11,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use meristem_control::{ActionOp, HEADS, RoundReport};
+use meristem_control::{ActionOp, HEADS, OpCounts, RoundReport, counted_ops};
 use meristem_export::tensorboard::{self, SeriesValue};
 use meristem_nn::ScoreKind;
 
@@ -245,7 +245,7 @@ struct BoardPosition {
     /// Kind of the scores.
     score: ScoreKind,
     /// Actions of the current step by op.
-    actions: [u64; ActionOp::OF_HEAD.len()],
+    actions: OpCounts,
     /// Envs whose actions were counted.
     counted: usize,
 }
@@ -345,7 +345,7 @@ impl BoardPosition {
     /// The histogram of a step's actions, once its last env is counted.
     fn actions(&mut self, step: &StepCompleted) -> Option<(String, SeriesValue)> {
         let name = step.action.split_whitespace().next().unwrap_or_default();
-        if let Some(op) = ActionOp::OF_HEAD.iter().find(|op| op.name() == name) {
+        if let Some(op) = ActionOp::ALL.iter().find(|op| op.name() == name) {
             self.actions[op.index()] += 1;
         }
         self.counted += 1;
@@ -353,7 +353,7 @@ impl BoardPosition {
             return None;
         }
         self.counted = 0;
-        let counts = std::mem::take(&mut self.actions).to_vec();
+        let counts = counted_ops(&std::mem::take(&mut self.actions)).to_vec();
         Some(("actions".into(), SeriesValue::Counts(counts)))
     }
 }
@@ -415,7 +415,7 @@ fn of_policy(report: &RoundReport) -> Vec<(String, SeriesValue)> {
     let mut values = scalars(figures, |name| format!("policy/{name}"));
     let entropies = HEADS.iter().zip(report.entropies).map(|(head, e)| (head.name, Some(e)));
     values.extend(scalars(entropies, |head| format!("policy_entropy/{head}")));
-    values.push(("policy/actions".into(), SeriesValue::Counts(report.ops.to_vec())));
+    values.push(("policy/actions".into(), SeriesValue::Counts(counted_ops(&report.ops).to_vec())));
     values
 }
 
@@ -432,7 +432,7 @@ fn settings_table(settings: &Settings) -> String {
 }
 
 fn described(run: &RunStarted) -> String {
-    let ops = ActionOp::OF_HEAD.iter().map(|op| format!("{} {}", op.index(), op.name()));
+    let ops = ActionOp::ALL.iter().map(|op| format!("{} {}", op.index(), op.name()));
     format!(
         "{} envs of `{}` on {}, controller {}, {}, meristem {}\n\nActions in histograms: {}",
         run.envs,

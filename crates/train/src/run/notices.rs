@@ -25,10 +25,14 @@ pub(super) fn idle_settings(setup: &Setup, observer: &mut dyn Observer) {
     for warmup in warmups.into_iter().filter(|warmup| warmup > steps) {
         observer.notice(&Notice::WarmupBeyondEpisode { warmup, steps: *steps });
     }
-    let is_used = |number| setup.member(number).config.controller == ControllerKind::Heuristic;
+    let is_used = |number| {
+        let config = &setup.member(number).config;
+        config.controller == ControllerKind::Heuristic || config.policy_widens()
+    };
     if heuristic.widen_by > 0.0 && !members.clone().any(is_used) {
         let reason = format!(
-            "only the heuristic makes layers wider by it, and the controller is {controller}"
+            "only the heuristic, and a policy of the form set-widen, make layers wider by it, and \
+             the controller is {controller}"
         );
         let (key, members) = ("widen_by", &[][..]);
         observer.notice(&Notice::IdleSetting { key, members, reason: &reason });

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use meristem_comm::Communicator;
 use meristem_control::{
-    Controller, EnvController, EnvControllers, Heuristic, HeuristicConfig, Learning, PolicyDomain,
-    Ppo, PpoGroup, PpoOptions,
+    Controller, EnvController, EnvControllers, Heuristic, Learning, PolicyDomain, Ppo, PpoGroup,
+    PpoOptions,
 };
 use meristem_device::Stream;
 use meristem_nn::safetensors;
@@ -165,22 +165,24 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
         ObservationForm::Vector => {
             Ppo::new(stream, config.ppo_config(), &setup.fresh_host(0)?, options)?
         }
-        ObservationForm::Set => {
+        form @ (ObservationForm::Set | ObservationForm::SetWiden) => {
             let members = 0..config.members_len();
             let hosts =
                 members.map(|member| setup.fresh_host(member)).collect::<Result<Vec<_>>>()?;
             let domain = PolicyDomain::from_hosts(&hosts);
-            Ppo::of_sets(stream, config.ppo_config(), domain, options)?
+            match form {
+                ObservationForm::SetWiden => {
+                    Ppo::of_sets_and_layers(stream, config.ppo_config(), domain, options)?
+                }
+                _ => Ppo::of_sets(stream, config.ppo_config(), domain, options)?,
+            }
         }
     };
     setup.policy.as_ref().map_or(Ok(()), |file| file.fill(&mut ppo))?;
     Ok(match (learning, config.ppo_demonstrations) {
         (Learning::Off | Learning::Greedy, _) | (_, 0) => ppo,
         (Learning::On, rounds) => {
-            // No head of a policy has WIDEN.
-            let rules = config.heuristic_config(train_samples);
-            let rules = HeuristicConfig { widen_by: 0.0, ..rules };
-            ppo.with_teacher(Heuristic::new(rules), rounds)
+            ppo.with_teacher(Heuristic::new(config.heuristic_config(train_samples)), rounds)
         }
     })
 }

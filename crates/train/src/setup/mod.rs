@@ -300,11 +300,12 @@ impl Setup {
     }
 
     /// Checks that the initialisation of further features suits a layer of the host, if the
-    /// heuristic is to make layers wider.
+    /// heuristic, or a policy, is to make layers wider.
     fn check_width_init(&self, env: usize, host: &Host) -> Result<()> {
         let config = &self.member(env).config;
-        let is_asked =
+        let by_rule =
             config.controller == ControllerKind::Heuristic && config.heuristic.widen_by > 0.0;
+        let is_asked = by_rule || config.policy_widens();
         let init = config.rules.width_init;
         let reasons: Vec<String> =
             host.widenable().iter().filter_map(|layer| layer.suits(init).err()).collect();

@@ -177,14 +177,17 @@ impl Names {
         Ok((config, Self { policy, ..names }))
     }
 
-    /// Slots and blueprints of the members with the most of them.
+    /// Slots, blueprints and layers of the members with the most of them.
     pub(crate) fn domain(&self) -> PolicyDomain {
         let most = self.members.iter().map(|member| &member.slots).max_by_key(|slots| slots.len());
         let names = |slots: &Vec<SlotName>| slots.iter().map(SlotName::to_string).collect();
         let blueprints = self.blueprints.set.iter().map(|blueprint| blueprint.name.clone());
+        let layers = self.members.iter().map(|member| member.host.widenable());
+        let layers = layers.max_by_key(Vec::len).unwrap_or_default();
         PolicyDomain {
             slots: most.map(names).unwrap_or_default(),
             blueprints: blueprints.collect(),
+            layers: layers.into_iter().map(|layer| layer.name).collect(),
         }
     }
 

@@ -23,6 +23,8 @@ pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
             train_samples: resources.train.order().samples_of(env.index),
             lr_factor: own.rate(env.grown.own_step(when.step)) as f32,
             score: setup.task.score.kind(),
+            widen_by: own.heuristic.widen_by,
+            widen_up_to: own.heuristic.widen_up_to,
         };
     }
     visit::before_decision(context)?;

@@ -1,4 +1,5 @@
-//! Orthogonality of the activations of layers, for rules of the heuristic that need it.
+//! Orthogonality of the activations of layers, for rules of the heuristic that need it, and for a
+//! policy that is to see it.
 
 use std::time::Instant;
 
@@ -7,7 +8,7 @@ use meristem_nn::ActivationProbe;
 use crate::env::Env;
 use crate::error::Result;
 use crate::resources::STATISTICS_EPOCH;
-use crate::settings::ControllerKind;
+use crate::settings::{ControllerKind, ObservationForm};
 use crate::setup::Setup;
 use crate::step::context::StepContext;
 use crate::step::training::place;
@@ -54,7 +55,9 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
 fn probe(env: &Env, setup: &Setup) -> Result<Option<ActivationProbe>> {
     let config = &setup.member(env.index).config;
     let is_heuristic = config.controller == ControllerKind::Heuristic;
-    if !is_heuristic || !config.heuristic.needs_orthogonality() {
+    // The controller of a program may be a policy that learns from one run after another.
+    let of_policy = config.policy_form() == ObservationForm::SetWiden;
+    if !(is_heuristic || of_policy) || !config.heuristic.needs_orthogonality() {
         return Ok(None);
     }
     let layers = env.grown.host.widenable();

@@ -59,6 +59,7 @@ pub(crate) struct FakeEnv {
     pub(crate) train_losses: Vec<f32>,
     pub(crate) measured: Vec<GateInputs>,
     pub(crate) history: SlotHistories,
+    pub(crate) facts: EnvFacts,
     pub(crate) last: Option<(ActionOp, bool)>,
 }
 
@@ -75,6 +76,7 @@ impl FakeEnv {
             train_losses: vec![],
             measured,
             history: SlotHistories::default(),
+            facts: EnvFacts::default(),
             last: None,
             twin_loss: None,
         }
@@ -106,7 +108,7 @@ impl FakeEnv {
             measured: &self.measured,
             history: self.history.slots(),
             orthogonality: &[],
-            facts: EnvFacts::default(),
+            facts: self.facts,
             last: self.last,
         }
     }

@@ -128,7 +128,7 @@ pub(super) fn columns(table: Table, score: ScoreKind) -> Vec<Column> {
     let mut columns: Vec<Column> =
         columns.iter().map(|(name, kind)| (named(name), *kind)).collect();
     if table == Table::Policy {
-        columns.extend(ActionOp::OF_HEAD.iter().map(|op| (format!("op_{op}"), Count)));
+        columns.extend(ActionOp::ALL.iter().map(|op| (format!("op_{op}"), Count)));
         columns.extend(HEADS.iter().map(|head| (format!("entropy_{}", head.name), Number)));
     }
     columns

@@ -74,7 +74,7 @@ pub(super) fn policy(frame: &mut Frame<'_>, app: &App, area: Rect) {
         let words = if learns { "learns at the end of a round" } else { "no policy learns" };
         return frame.render_widget(Paragraph::new(words), inner);
     };
-    let ops = ActionOp::OF_HEAD.iter().zip(last.ops).filter(|(_, count)| *count > 0);
+    let ops = ActionOp::ALL.iter().zip(last.ops).filter(|(_, count)| *count > 0);
     let ops: Vec<String> = ops.map(|(op, count)| format!("{op} {count}")).collect();
     let heads = HEADS.iter().zip(last.entropies);
     let heads: Vec<String> = heads.map(|(head, h)| format!("{} {h:.2}", head.name)).collect();

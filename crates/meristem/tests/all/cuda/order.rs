@@ -1,9 +1,10 @@
 //! No bit of a run depends on the order of independent work, or on storage and waits.
 
+use super::resume::kill;
 use super::{BARE, GROWING, PPO, RANKS, REPLICAS, run};
 use crate::common::process::output;
 use crate::common::runs::{assert_same, outcome, with_images};
-use crate::common::{Meristem, command_output};
+use crate::common::{Meristem, command_output, of_kind};
 use crate::parts::UNEQUAL;
 
 /// Checks that the bits of a run depend neither on the order of independent work nor on the number
@@ -49,6 +50,19 @@ fn envs_of_unequal_parts_are_independent_of_the_order_on_the_device() {
 #[ignore = "needs a GPU or its stand-in"]
 fn a_policy_is_independent_of_the_order_on_the_device() {
     assert_independent_of_order(PPO);
+}
+
+/// A policy that makes layers wider, with more places in its heads: in another order and killed.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn a_policy_that_widens_is_independent_of_the_order_and_resumes() {
+    let wide = format!("{PPO} --policy-form set-widen --widen-by 0.5 --twin off");
+    let wide = wide.replace("minimal --slots r0", "cnn:channels=2,blocks=3,kernel=3");
+    assert_independent_of_order(&wide);
+    let m = with_images();
+    let whole = run(&m, &wide, "wide", 1);
+    assert!(!of_kind(&whole.events, "layer_widened").is_empty(), "nothing got wider");
+    kill(&wide);
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn a_killed_run_resumes() {
     }
 }
 
-fn kill(arguments: &str) {
+pub(super) fn kill(arguments: &str) {
     kill_in(with_images(), arguments);
 }
 

@@ -73,9 +73,11 @@ pub enum ObservationForm {
     Vector,
     /// Sets of slots and of blueprints: the policy serves any host.
     Set,
+    /// As `Set`, and the set of layers that can become wider: the policy chooses WIDEN.
+    SetWiden,
 }
 
-choice!(ObservationForm: "vector" => Vector, "set" => Set);
+choice!(ObservationForm: "vector" => Vector, "set" => Set, "set-widen" => SetWiden);
 
 /// Detail of times and gradient statistics in a run's events. No result depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
