@@ -33,7 +33,7 @@ pub(crate) struct LayerStep {
     pub(crate) by: usize,
     /// New number of features as a multiple of the initial number.
     pub(crate) factor: f64,
-    /// Whether it is legal: the env allows WIDEN and so many features, the host its size.
+    /// Whether it is legal: the env allows WIDEN to this number of features, the host its size.
     pub(crate) legal: bool,
     /// Size of the host after it ([`Host::size`]); `None` if a module is in its way.
     pub(crate) size: Option<NetworkSize>,

@@ -36,6 +36,16 @@ pub(super) struct StepInputs {
     sets: SetObserver,
 }
 
+/// An env that is being observed.
+struct SeenEnv<'a> {
+    /// Its place among the envs of this rank.
+    env: usize,
+    view: &'a EnvView<'a>,
+    legality: &'a Legality,
+    /// Changes of width that the policy may choose.
+    steps: &'a [LayerStep],
+}
+
 /// Inputs of a step besides the views.
 pub(super) struct StepHeader<'a> {
     /// Envs that begin a trajectory.
@@ -110,7 +120,8 @@ impl StepInputs {
                 steps = widening::steps(view);
             }
             let legality = Legality::with_steps(view.host, &steps);
-            self.observe((env, view), (&legality, &steps), normalizers, gather);
+            let seen = SeenEnv { env, view, legality: &legality, steps: &steps };
+            self.observe(&seen, normalizers, gather);
             // The input `keep` is 0 where a trajectory begins, which resets the LSTM state.
             if let Some(keep) = self.observed.last_mut() {
                 keep.fill(if *fresh { 0.0f32 } else { 1.0 }.to_bits());
@@ -132,13 +143,8 @@ impl StepInputs {
     }
 
     /// Writes the observation of an env to `observed`, all but its `keep`.
-    fn observe(
-        &mut self,
-        (env, view): (usize, &EnvView<'_>),
-        (legality, steps): (&Legality, &[LayerStep]),
-        normalizers: &mut Normalizers,
-        gather: bool,
-    ) {
+    fn observe(&mut self, seen: &SeenEnv<'_>, normalizers: &mut Normalizers, gather: bool) {
+        let SeenEnv { env, view, legality, steps } = *seen;
         let normalize = |normalizer: &mut Normalizer, row: &mut [f32]| {
             if gather { normalizer.gather(row) } else { normalizer.normalize(row) }
         };

@@ -28,7 +28,7 @@ const SHAPE: PolicyShape = PolicyShape {
 const LAYERS: usize = 2;
 const LAYER: usize = 3;
 
-/// [`SHAPE`] with layers, and places for so many of them.
+/// [`SHAPE`] with layers, in `places` places.
 fn with_layers(places: usize) -> PolicyShape {
     let layers = Some(LayerSet { places, features: LAYER });
     let (slot_features, blueprint_features) = (SLOT, BLUEPRINT);
