@@ -22,12 +22,12 @@ impl Nest {
     /// all elements of the loops inside it; the nest is not empty.
     pub(super) fn are_apart(&self, len: usize) -> bool {
         let inner = self.counts.iter().zip(self.strides).rev();
-        let apart = inner.scan(len, |len, (&n, stride)| {
+        let mut apart = inner.scan(len, |len, (&n, stride)| {
             let apart = n == 1 || *len <= stride;
             *len += (n - 1) * stride;
             Some(apart)
         });
-        apart.fold(true, |all, apart| all && apart)
+        apart.all(|apart| apart)
     }
 }
 
