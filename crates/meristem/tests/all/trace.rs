@@ -2,7 +2,7 @@
 
 #[path = "../../../device/tests/all/common/trace.rs"]
 #[allow(dead_code, reason = "shared with the tests of the device")]
-mod read;
+pub(crate) mod read;
 
 use std::path::Path;
 

@@ -8,9 +8,6 @@ mod nccl;
 mod order;
 #[path = "../../../../comm/tests/all/common/port.rs"]
 mod port;
-#[path = "../../../../device/tests/all/common/trace.rs"]
-#[allow(dead_code, reason = "shared with the tests of the device")]
-mod read;
 mod resume;
 mod streamed;
 

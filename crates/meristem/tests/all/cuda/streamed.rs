@@ -1,9 +1,9 @@
 //! Streamed images: host memory that the copies need, and copies beside kernels.
 
 use super::driver::driver_calls_of_a_step;
-use super::read::{Read, Slice};
 use super::{BARE, run};
 use crate::common::runs::with_images;
+use crate::trace::read::{Read, Slice};
 
 /// With streamed images a step locks no host memory, and frees none: what the copies need is
 /// allocated with the gather, and with the graphs.
