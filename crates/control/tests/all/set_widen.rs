@@ -33,7 +33,7 @@ fn host(text: &str, rules: Rules) -> Host {
     let spec: HostSpec = text.parse().unwrap();
     let vector = TaskShape { channels: 6, height: 1, width: 1, classes: 3 };
     let slots = spec.slots();
-    Host::new(spec.clone(), vector, &slots, Arc::new(BlueprintSet::vectors()), rules).unwrap()
+    Host::new(spec.clone(), vector, slots, Arc::new(BlueprintSet::vectors()), rules).unwrap()
 }
 
 /// Envs with hosts of different sizes and limits.
@@ -360,7 +360,7 @@ fn hosts_with_more_layers_than_places_are_refused() {
     let mut all = envs(wider());
     let wide = host("mlp:4,4,4,4,4,4,4", quick());
     let slots = wide.spec().slots()[..SLOTS].to_vec();
-    let (spec, image) = (wide.spec().clone(), wide.image().clone());
+    let (spec, image) = (wide.spec().clone(), *wide.image());
     all[0].host = Host::new(spec, image, &slots, wide.blueprints().clone(), quick()).unwrap();
     let views: Vec<_> = all.iter().map(FakeEnv::view).collect();
     let error = it.decide_all(&views).unwrap_err().to_string();
