@@ -50,8 +50,9 @@ pub struct Traffic {
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
 /// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
-/// the other ranks' calls, but not for the device; between devices of a process, over [`mpi`](Communicator::mpi) and over TCP
-/// ([`rendezvous`](Communicator::rendezvous)) it waits for the tensors to send.
+/// the other ranks' calls, but not for the device; between devices of a process, over
+/// [`mpi`](Communicator::mpi) and over TCP ([`rendezvous`](Communicator::rendezvous)) it waits for
+/// the tensors to send.
 ///
 /// Dropping a communicator notifies the other ranks: their current or next call fails at once with
 /// an error that names this rank. An error of this rank alone in a collective does the same, for

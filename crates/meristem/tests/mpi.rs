@@ -404,9 +404,9 @@ fn a_remark_about_settings_is_printed_by_one_rank() {
     }
 }
 
-/// Sums of GPUs over MPI go through host memory, which rank 0 says with its cost, and whether the MPI
-/// library could take memory of a GPU. On the processor there is nothing to say. CI runs it on the
-/// stand-in for the CUDA driver, too.
+/// Sums of GPUs over MPI go through host memory, which rank 0 says with its cost, and whether the
+/// MPI library could take memory of a GPU. On the processor there is nothing to say. CI runs it on
+/// the stand-in for the CUDA driver, too.
 #[test]
 fn gpus_over_mpi_are_named_as_slow() {
     let m = with_images();

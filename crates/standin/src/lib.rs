@@ -66,12 +66,12 @@
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |
 //!
 //! # Limits
-//! It cannot model durations, occupancy, the memory model of a GPU (threads take turns, so each sees
-//! all writes of the others at once) and the rounding of tensor cores. Device variables without a
-//! value in the source (`__device__ float x;`) are taken for shared memory.
+//! It cannot model durations, occupancy, the memory model of a GPU (threads take turns, so each
+//! sees all writes of the others at once) and the rounding of tensor cores. Device variables
+//! without a value in the source (`__device__ float x;`) are taken for shared memory.
 //!
-//! Events measure times of a device that runs all streams at once, each kernel, copy or fill for one
-//! microsecond: a trace shows which work the order of the streams permits at the same time.
+//! Events measure times of a device that runs all streams at once, each kernel, copy or fill for
+//! one microsecond: a trace shows which work the order of the streams permits at the same time.
 
 pub mod driver;
 mod ground;

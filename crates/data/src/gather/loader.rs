@@ -164,7 +164,7 @@ mod tests {
         let buffers = device.stream("uploads").host_buffers(2, 4).unwrap();
         let loader = ImageLoader::start().unwrap();
         let load = |part| loader.load(list(part), buffers.take().unwrap());
-        // Sample 3 is behind the end of the file.
+        // Sample 3 is after the end of the file.
         let [first, damaged, last] = [load(0..2), load(1..3), load(1..2)];
         assert_eq!(first.wait().unwrap().bytes(), b"ccaa");
         let error = damaged.wait().unwrap_err().to_string();

@@ -443,8 +443,8 @@ impl GatherBatches {
         streamed.map_or(Ok(()), |(stage, permutation, part)| stage.load(permutation, part))
     }
 
-    /// An env's buffers for streamed images, with the permutations and the places of a batch; `None`
-    /// if its images are resident, or it has no part of the batch.
+    /// An env's buffers for streamed images, with the permutations and the places of a batch;
+    /// `None` if its images are resident, or it has no part of the batch.
     fn streamed(
         &mut self,
         env: usize,

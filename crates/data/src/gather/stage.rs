@@ -13,8 +13,8 @@ use crate::dataset::{Dataset, StoredSamples};
 use crate::error::Result;
 use crate::shape::{CHANNELS_BLOCKED, StoredType};
 
-/// Host buffers of one env: one that the loader fills, and one for each batch that the host enqueues
-/// before the device has copied it. Two would make the host wait for each copy.
+/// Host buffers of one env: one that the loader fills, and one for each batch that the host
+/// enqueues before the device has copied it. Two would make the host wait for each copy.
 const HOST_BUFFERS: usize = 4;
 
 /// Two buffers (slots) of one env: the stream `uploads` fills one while the env's stream reads the
@@ -34,7 +34,8 @@ pub(super) struct BatchStage {
     image: usize,
     /// Values of one sample.
     values: usize,
-    /// [capacity · values] of the stored type, as handles on the stream `uploads` and on the env's stream.
+    /// [capacity · values] of the stored type, as handles on the stream `uploads` and on the env's
+    /// stream.
     slots: [(Tensor, Tensor); 2],
     /// Index of the slot that was filled last.
     turn: usize,
@@ -120,8 +121,8 @@ impl BatchStage {
 
     /// For a CUDA device, begins to load the images at places `part` of the permutations into host
     /// memory, for the next [`Self::fill`]. If all host buffers are in use, waits for the oldest of
-    /// their copies, which counts as a synchronisation. Does nothing for a CPU device, whose workers
-    /// read the file.
+    /// their copies, which counts as a synchronisation. Does nothing for a CPU device, whose
+    /// workers read the file.
     ///
     /// # Errors
     /// The errors of [`HostBuffers::take`](meristem_device::HostBuffers::take) and of the loader.

@@ -207,8 +207,8 @@ fn streamed_epochs_may_end_early() {
 }
 
 /// An env has a fixed number of page-locked buffers for streamed images, which are allocated with
-/// the gather. While all are on their way to the device, the host waits: at most once for each batch
-/// that it loads, which is counted, and refused where waits are forbidden (H4).
+/// the gather. While all are on their way to the device, the host waits: at most once for each
+/// batch that it loads, which is counted, and refused where waits are forbidden (H4).
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn waits_for_host_memory_are_counted() {

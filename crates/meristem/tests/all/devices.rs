@@ -224,8 +224,8 @@ fn capped(m: &Meristem, name: &str, kib: usize) -> crate::common::CommandOutput 
     m.run(&format!("{} --device-memory {kib}KiB --run-dir {name}", larger()))
 }
 
-/// The smallest sufficient limit gives the bits of ample memory. With a little less the run ends, and
-/// resumes with a higher limit and the same bits.
+/// The smallest sufficient limit gives the bits of ample memory. With a little less the run ends,
+/// and resumes with a higher limit and the same bits.
 #[test]
 fn a_limit_of_memory_is_sufficient_or_ends_a_run_that_resumes() {
     let m = with_images();

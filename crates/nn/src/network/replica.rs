@@ -12,8 +12,8 @@ use crate::ops::{Spec, StateOp};
 use crate::plan::{PlanStep, Space, SpaceSpan};
 
 impl Network {
-    /// Another network with the same graph and options on another stream, also of another device, to
-    /// [`follow`](Network::follow) this one. Does not wait.
+    /// Another network with the same graph and options on another stream, also of another device,
+    /// to [`follow`](Network::follow) this one. Does not wait.
     ///
     /// # Errors
     /// Memory.

@@ -35,8 +35,8 @@ fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
 }
 
 /// Waits for host memory of streamed images for a CUDA device while `loads` batches are loaded from
-/// their file. An env has a fixed number of host buffers. If all are on their way to the device, the
-/// host waits for the oldest: at most once for each batch that it loads.
+/// their file. An env has a fixed number of host buffers. If all are on their way to the device,
+/// the host waits for the oldest: at most once for each batch that it loads.
 fn staging_waits(device: &ScopedDevice, loads: u64) -> u64 {
     if device.has_graphs { loads } else { 0 }
 }

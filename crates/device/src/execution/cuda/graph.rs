@@ -72,8 +72,8 @@ struct GraphInstance {
 }
 
 impl CudaGraph {
-    /// Builds the graph, and allocates all memory that its launches need, page-locked memory for the
-    /// copies of its tables too. The context is current. Waits for the driver, but not for the
+    /// Builds the graph, and allocates all memory that its launches need, page-locked memory for
+    /// the copies of its tables too. The context is current. Waits for the driver, but not for the
     /// device.
     pub(super) fn build(
         (context, stream): (&Arc<CudaContext>, &RawStream),

@@ -3,8 +3,8 @@
 use std::ffi::c_int;
 
 /// Whether the MPI library of this process takes addresses of CUDA memory, as it says itself
-/// (`MPIX_Query_cuda_support` of Open MPI and MPICH); `None` if no library has this query. Ask after
-/// MPI has started.
+/// (`MPIX_Query_cuda_support` of Open MPI and MPICH); `None` if no library has this query. Ask
+/// after MPI has started.
 pub fn mpi_takes_cuda_memory() -> Option<bool> {
     #[cfg(unix)]
     {

@@ -47,8 +47,8 @@ use crate::ground::{DeviceId, Error, Result};
 
 /// Number of pending tasks at which a stream polls the device, to complete the tasks that have run.
 const POLL_AT: usize = 64;
-/// Bytes of staging memory in flight above which an upload waits for the oldest task. Uploads from a
-/// ring do not count.
+/// Bytes of staging memory in flight above which an upload waits for the oldest task. Uploads from
+/// a ring do not count.
 const STAGED_MAX: usize = 256 << 20;
 
 /// Largest number of graphs that a stream keeps: enough for some batch sizes, and for the phases of

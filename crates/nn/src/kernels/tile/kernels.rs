@@ -69,8 +69,8 @@ mod neon {
         })
     }
 
-    // At most 24 sums, with registers for B and A, and as many rows as addresses fit into registers.
-    // Not unrolled: an address and an index make the operand of a load.
+    // At most 24 sums, with registers for B and A, and as many rows as addresses fit into
+    // registers. Not unrolled: an address and an index make the operand of a load.
     blocks! {
         X1 = tile, Quad, false, 1, 1; 1 2 3 4 5 6 7 8 9 10 11 12,
         X2 = tile, Quad, false, 2, 1; 1 2 3 4 5 6 7 8 9 10 11,
