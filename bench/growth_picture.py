@@ -55,7 +55,7 @@ def tasks_of(folders: list[Path]) -> list[tuple[str, str, dict[str, dict[str, fl
 
 def draw(tasks: list[tuple[str, str, dict[str, dict[str, float]]]]) -> str:
     bottom = TOP + ROW * len(tasks)
-    parts = [text((16, 18), "Test score of networks that grow in width, less that of the same networks")]
+    parts = [text((16, 18), "Test score of networks that grow in width, less the score of the same networks")]
     parts.append(text((16, 42), "from the first step, with"))
     for place, (_, label, color) in enumerate(BASELINES):
         at = LEFT - 55 + 235 * place

@@ -38,7 +38,7 @@ pub struct ExchangeOptions {
     pub keep: FeedbackMode,
     /// Sum or mean.
     pub reduction: Reduction,
-    /// Tensors with fewer elements are summed densely, in buckets of their own.
+    /// Tensors with fewer elements are summed densely, in separate buckets.
     pub small: usize,
     /// Largest size of a bucket of several tensors, in elements; a tensor is never split. 0: one
     /// tensor per bucket.
@@ -319,7 +319,7 @@ impl Exchange {
     }
 
     /// Groups consecutive tensors with one type and one treatment into buckets of at most `bucket`
-    /// elements; a larger tensor has a bucket of its own.
+    /// elements; a larger tensor is alone in a bucket.
     fn fill_buckets(&self) -> Result<Vec<Bucket>> {
         let options = &self.options;
         let mut buckets: Vec<Bucket> = Vec::new();

@@ -1,4 +1,4 @@
-//! Ranks that are threads, each on a device of its own: the bits of ranks on one device.
+//! Ranks that are threads, each on another device: the bits of ranks on one device.
 
 use meristem_comm::{
     Communicator, Error, Exchange, ExchangeState, Method, Reduction, SparseMethod, TopKStorage,
