@@ -29,7 +29,7 @@ pub enum ActionOp {
 /// Number of actions per op, in the order of [`ActionOp::ALL`].
 pub type OpCounts = [u64; ActionOp::ALL.len()];
 
-/// The counts without that of WIDEN, the last one, if it is 0: most controllers do not choose it.
+/// The counts; without the last count, of WIDEN, if it is 0: most controllers do not choose WIDEN.
 pub fn counted_ops(ops: &OpCounts) -> &[u64] {
     let widens = ops[ActionOp::Widen.index()] > 0;
     if widens { ops } else { &ops[..ActionOp::OF_HEAD.len()] }

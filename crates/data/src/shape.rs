@@ -186,6 +186,12 @@ fn widened<V: StoredValue>(stored: &[u8]) -> Vec<u8> {
         .collect()
 }
 
+impl fmt::Display for StoredType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.dtype().fmt(f)
+    }
+}
+
 /// A number that samples can be stored as.
 pub trait StoredValue: Element + fmt::Display {
     /// The corresponding stored type.

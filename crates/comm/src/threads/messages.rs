@@ -1,6 +1,6 @@
 //! Messages between ranks whose tensors are on different devices, through host memory. Devices
 //! share nothing, so a rank cannot read another rank's elements in place: it reads its own elements
-//! into host memory, and copies what it receives to its device.
+//! into host memory, and copies the received elements to its device.
 
 use std::sync::Arc;
 

@@ -216,42 +216,6 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     gather_any(images, stored, samples, inputs, targets, epoch, values);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_many_bytes(Span<const u8> images, Span<const u32> stored, Span<const u32> samples,
-                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                      Span<const float> constants, const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<u8> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_integers(Span<const short> images, Span<const u32> stored, Span<const u32> samples,
-                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                      Span<const float> constants, const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<short> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_halves(Span<const Half> images, Span<const u32> stored, Span<const u32> samples,
-                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                      Span<const float> constants, const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<Half> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_raw_floats(Span<const float> images, Span<const u32> stored, Span<const u32> samples,
-                      Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                      Span<const float> constants, const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<float> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
-
 // Targets that are labels or numbers.
 extern "C" __global__ void __launch_bounds__(256, 4)
     gather_bytes_to_values(Span<const u8> images, Span<const float> stored, Span<const u32> samples,
@@ -269,42 +233,22 @@ extern "C" __global__ void __launch_bounds__(256, 4)
     gather_any(images, stored, samples, inputs, targets, epoch, values);
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_many_bytes_to_values(Span<const u8> images, Span<const float> stored,
-                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
-                                Span<const u32> epoch, Span<const float> constants,
-                                const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<u8> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
+// Samples with a table of constants: of type T, with targets of type Y.
+#define GATHER_BY_TABLE(entry, T, Y)                                                            \
+    extern "C" __global__ void __launch_bounds__(256, 4)                                        \
+        entry(Span<const T> images, Span<const Y> stored, Span<const u32> samples,              \
+              Span<float> inputs, Span<Y> targets, Span<const u32> epoch,                       \
+              Span<const float> constants, const __grid_constant__ Values values) {             \
+        locate(images, stored, samples, inputs, targets, epoch, constants);                     \
+        Many<T> of{constants, (int)values.channels};                                            \
+        gather(images, stored, samples, inputs, targets, epoch, values, of);                    \
+    }
 
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_integers_to_values(Span<const short> images, Span<const float> stored,
-                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
-                                Span<const u32> epoch, Span<const float> constants,
-                                const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<short> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_halves_to_values(Span<const Half> images, Span<const float> stored,
-                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
-                                Span<const u32> epoch, Span<const float> constants,
-                                const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<Half> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
-
-extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_raw_floats_to_values(Span<const float> images, Span<const float> stored,
-                                Span<const u32> samples, Span<float> inputs, Span<float> targets,
-                                Span<const u32> epoch, Span<const float> constants,
-                                const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch, constants);
-    Many<float> of{constants, (int)values.channels};
-    gather(images, stored, samples, inputs, targets, epoch, values, of);
-}
+GATHER_BY_TABLE(gather_many_bytes, u8, u32)
+GATHER_BY_TABLE(gather_integers, short, u32)
+GATHER_BY_TABLE(gather_halves, Half, u32)
+GATHER_BY_TABLE(gather_raw_floats, float, u32)
+GATHER_BY_TABLE(gather_many_bytes_to_values, u8, float)
+GATHER_BY_TABLE(gather_integers_to_values, short, float)
+GATHER_BY_TABLE(gather_halves_to_values, Half, float)
+GATHER_BY_TABLE(gather_raw_floats_to_values, float, float)

@@ -71,13 +71,8 @@ fn info(arguments: &InfoArguments) -> Outcome {
         },
     );
     plain::out(&format!("{:<9} {shape}{axes}", kind.plural()));
-    if let Some(name) = match stored {
-        StoredType::U8 => None,
-        StoredType::I16 => Some("i16"),
-        StoredType::F16 => Some("f16"),
-        StoredType::F32 => Some("f32"),
-    } {
-        plain::out(&format!("stored    as {name}"));
+    if stored != StoredType::U8 {
+        plain::out(&format!("stored    as {stored}"));
     }
     let test = test_len.map_or("no test split".into(), |n| format!("{} test", thousands(n as u64)));
     plain::out(&format!("samples   {} training, {test}", thousands(train_len as u64)));
