@@ -73,7 +73,7 @@ def _row(layer: LayerSummary) -> tuple[str, ...]:
 class Host:
     """A host without modules.
 
-    ``Host("resnet8")`` is a preset, ``Host("cnn:channels=12,blocks=4,kernel=5,pools=3")`` a
+    ``Host("resnet8")`` is a ready-made host, ``Host("cnn:channels=12,blocks=4,kernel=5,pools=3")`` a
     description, ``Host("own.toml")`` a file, and ``Host(Conv2d(16, 3), …)`` a list of layers of
     :mod:`meristem.nn`. The setting ``host`` accepts a host.
     """
