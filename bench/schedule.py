@@ -3,7 +3,7 @@
     cargo bench -p meristem-nn --bench steps -- baseline train | python3 bench/schedule.py --cores 1,2,8,64 --envs 1,4,64
 
 Reads the times of a plan's steps on one core. A worker takes an env for a turn of 10 ms; workers without an env take over
-parts of the steps of other envs (`crates/nn/src/kernels/parts.rs`). A step has at most 8 parts of at least 6 million
+parts of the steps of other envs (`crates/kernels/src/parts.rs`). A step has at most 8 parts of at least 6 million
 multiply-adds, where one access to an element counts as 16; handing over a part takes a microsecond. The estimate assumes
 that memory is as fast for many cores as for one, and that clocks do not fall. It ignores unfinished batches at the end, and
 steps that the benchmark does not print.

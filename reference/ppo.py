@@ -1,7 +1,7 @@
 """Writes golden/ppo.safetensors: four epochs of PPO on one round, every head, mask and floor in use.
 
 The policy is that of `crates/control/src/policy/network.rs`, the loss that of
-`crates/nn/src/kernels/ppo/mod.rs`, with gradients from autograd. The file has the f32 results; its metadata
+`crates/kernels/src/ppo/mod.rs`, with gradients from autograd. The file has the f32 results; its metadata
 has `torch_error`, the relative difference per tensor from f64 results on the same f32 inputs.
 """
 

@@ -42,7 +42,7 @@ mod dims;
 mod error;
 pub mod graph;
 mod init;
-pub mod kernels;
+pub use meristem_kernels as kernels;
 pub mod layout;
 mod loss;
 mod metrics;

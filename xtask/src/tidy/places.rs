@@ -57,15 +57,15 @@ const LISTS: [List; 8] = [
     },
     List {
         row: "a function of one element",
-        file: "crates/nn/src/kernels/elementwise.rs",
+        file: "crates/kernels/src/elementwise.rs",
         of: "UnaryFunction",
         places: &[
             "crates/nn/src/graph/builder.rs",
             "crates/nn/src/graph/cost.rs",
             "crates/nn/src/ops/gpu/elementwise.rs",
-            "crates/nn/tests/all/common/functions.rs",
+            "crates/kernels/tests/all/exact_functions.rs",
             "crates/nn/tests/all/golden_layers.rs",
-            "crates/nn/tests/all/kernels/functions.rs",
+            "crates/kernels/tests/all/functions.rs",
             "crates/export/src/onnx/build/operators.rs",
             "crates/python/python/meristem/_forward.py",
         ],

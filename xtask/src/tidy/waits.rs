@@ -10,7 +10,7 @@ use super::Finding;
 use super::tree::{File, Tree, WAITS as TABLE};
 
 /// Crates that call the device. Waits inside `device` are not counted.
-const CRATES: [&str; 7] = ["comm", "data", "nn", "grow", "control", "train", "meristem"];
+const CRATES: [&str; 8] = ["comm", "data", "kernels", "nn", "grow", "control", "train", "meristem"];
 
 /// Functions that wait for a device. `to_vec` is one where its result can fail: a slice's cannot.
 const WAITING: [&str; 6] =

@@ -30,7 +30,7 @@ pub(crate) use dropout::{DROPOUT_NUMBERS, DrawSource};
 pub use group::GroupSpec;
 pub use ids::{BufferId, GroupId, NodeId, ParamId};
 pub use node::{BlendOperands, LstmParams, Node, NodeOp};
-pub(crate) use optimiser::HYPERPARAMETERS;
+pub(crate) use optimiser::{FromHyperparameters, HYPERPARAMETERS};
 pub use optimiser::{Optimiser, OptimiserKind};
 pub use params::{BufferSpec, Init, ParamKind, ParamSpec};
 pub use recurrent::LstmNodes;

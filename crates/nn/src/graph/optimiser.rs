@@ -99,7 +99,7 @@ impl Optimiser {
 
     /// Its numbers, 0 where it has none: clip norm; learning rate; momentum of SGD, or β₁; weight
     /// decay of SGD, or β₂; ε; weight decay of the others; momentum of Muon; learning rate of
-    /// Muon's AdamW. The inverses are the functions `from_hyperparameters` of the configurations.
+    /// Muon's AdamW. The inverse is [`FromHyperparameters`].
     pub fn hyperparameters(&self) -> [f64; HYPERPARAMETERS] {
         let none = 0.0;
         match *self {
@@ -109,13 +109,13 @@ impl Optimiser {
                     [clip_norm, lr, momentum, weight_decay].map(f64::from);
                 [clip, lr, momentum, decay, none, none, none, none]
             }
-            Optimiser::Adam(adam) | Optimiser::AdamW(adam) => adam.hyperparameters(),
+            Optimiser::Adam(adam) | Optimiser::AdamW(adam) => adam_hyperparameters(&adam),
             Optimiser::Lion(LionConfig { lr, betas: [first, second], weight_decay, clip_norm }) => {
                 let [clip, lr, decay] = [clip_norm, lr, weight_decay].map(f64::from);
                 [clip, lr, first, second, none, decay, none, none]
             }
             Optimiser::Muon(MuonConfig { lr, momentum, others }) => {
-                let [clip, rate, first, second, eps, decay, ..] = others.hyperparameters();
+                let [clip, rate, first, second, eps, decay, ..] = adam_hyperparameters(&others);
                 [clip, lr.into(), first, second, eps, decay, momentum.into(), rate]
             }
         }
@@ -127,39 +127,42 @@ fn single(values: &[f64], at: usize) -> f32 {
     values[at] as f32
 }
 
-impl SgdConfig {
+/// See [`Optimiser::hyperparameters`].
+fn adam_hyperparameters(adam: &AdamConfig) -> [f64; HYPERPARAMETERS] {
+    let AdamConfig { lr, betas: [first, second], eps, weight_decay, clip_norm } = *adam;
+    let [clip, lr, eps, decay] = [clip_norm, lr, eps, weight_decay].map(f64::from);
+    [clip, lr, first, second, eps, decay, 0.0, 0.0]
+}
+
+/// The configuration of an optimiser, from its numbers in device memory.
+pub(crate) trait FromHyperparameters {
     /// The configuration from [`Optimiser::hyperparameters`], which are exact.
-    pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
+    fn from_hyperparameters(values: &[f64]) -> Self;
+}
+
+impl FromHyperparameters for SgdConfig {
+    fn from_hyperparameters(values: &[f64]) -> Self {
         let [clip_norm, lr, momentum, weight_decay] = [0, 1, 2, 3].map(|at| single(values, at));
         Self { lr, momentum, weight_decay, clip_norm }
     }
 }
 
-impl AdamConfig {
-    fn hyperparameters(&self) -> [f64; HYPERPARAMETERS] {
-        let AdamConfig { lr, betas: [first, second], eps, weight_decay, clip_norm } = *self;
-        let [clip, lr, eps, decay] = [clip_norm, lr, eps, weight_decay].map(f64::from);
-        [clip, lr, first, second, eps, decay, 0.0, 0.0]
-    }
-
-    /// The configuration from [`Optimiser::hyperparameters`], which are exact.
-    pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
+impl FromHyperparameters for AdamConfig {
+    fn from_hyperparameters(values: &[f64]) -> Self {
         let [clip_norm, lr, eps, weight_decay] = [0, 1, 4, 5].map(|at| single(values, at));
         Self { lr, betas: [values[2], values[3]], eps, weight_decay, clip_norm }
     }
 }
 
-impl LionConfig {
-    /// The configuration from [`Optimiser::hyperparameters`], which are exact.
-    pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
+impl FromHyperparameters for LionConfig {
+    fn from_hyperparameters(values: &[f64]) -> Self {
         let [clip_norm, lr, weight_decay] = [0, 1, 5].map(|at| single(values, at));
         Self { lr, betas: [values[2], values[3]], weight_decay, clip_norm }
     }
 }
 
-impl MuonConfig {
-    /// The configuration from [`Optimiser::hyperparameters`], which are exact.
-    pub(crate) fn from_hyperparameters(values: &[f64]) -> Self {
+impl FromHyperparameters for MuonConfig {
+    fn from_hyperparameters(values: &[f64]) -> Self {
         let [lr, momentum, rate] = [1, 6, 7].map(|at| single(values, at));
         let others = AdamConfig { lr: rate, ..AdamConfig::from_hyperparameters(values) };
         Self { lr, momentum, others }

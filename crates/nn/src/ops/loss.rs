@@ -176,8 +176,13 @@ impl BatchLoss {
             LossFormula::Elements(loss) => {
                 let (targets, of) = (targets.elements(), Elements { loss, outputs });
                 let sums = loss::element_loss(isa, of, values, targets, gradient, losses);
-                let (loss_sum, score) = (sums.loss, sums.score);
-                BatchResult { loss_sum, samples, score, ..BatchResult::default() }
+                let score = ScoreSums {
+                    true_positives: sums.true_positives,
+                    false_positives: sums.false_positives,
+                    false_negatives: sums.false_negatives,
+                    residual_squares: sums.residual_squares,
+                };
+                BatchResult { loss_sum: sums.loss, samples, score, ..BatchResult::default() }
             }
         }
     }

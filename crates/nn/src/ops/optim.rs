@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::operand::{Signature, SliceMut, StepOperands, f32s, f64s, i64s, scratch};
-use crate::graph::{HYPERPARAMETERS, OptimiserKind};
+use crate::graph::{FromHyperparameters, HYPERPARAMETERS, OptimiserKind};
 use crate::kernels::Isa;
 use crate::kernels::muon::{self, MuonMatrix, MuonMemory};
 use crate::kernels::optim::{self, AdamConfig, AdamStep, LionConfig, MuonConfig, SgdConfig};

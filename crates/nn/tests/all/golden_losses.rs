@@ -11,9 +11,9 @@
 use crate::common::golden;
 use meristem_nn::Isa;
 use meristem_nn::kernels::loss::{
-    ClassTargets, ElementLoss, Elements, element_loss, smoothed_cross_entropy,
+    ClassTargets, ElementLoss, ElementSums, Elements, element_loss, smoothed_cross_entropy,
 };
-use meristem_nn::{ScoreSums, target_squares};
+use meristem_nn::target_squares;
 use serde_json::Value;
 
 const ULP: f64 = f32::EPSILON as f64;
@@ -50,8 +50,8 @@ fn run_elements(file: &golden::File, case: &Value, loss: ElementLoss, isa: Isa) 
     let ours = if is_binary { 5.0 / elements } else { 2.0 * largest(expected) } * ULP;
     let gradient: Vec<f64> = gradient.into_iter().map(f64::from).collect();
     close(case, "grad.values", &gradient, expected, ours);
-    let ScoreSums { true_positives, false_positives, false_negatives, residual_squares } =
-        sums.score;
+    let ElementSums { true_positives, false_positives, false_negatives, residual_squares, .. } =
+        sums;
     let counts = [true_positives, false_positives, false_negatives].map(|n| n as f64);
     if is_binary {
         assert_eq!(counts, [0, 1, 2].map(|i| f64::from(outputs["counts"].values[i])), "{name}");

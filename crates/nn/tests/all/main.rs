@@ -25,7 +25,6 @@ mod golden_losses;
 mod golden_optimisers;
 mod golden_recurrent;
 mod gradients;
-mod kernels;
 mod losses;
 mod network;
 mod own_loop;

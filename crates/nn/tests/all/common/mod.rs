@@ -1,5 +1,8 @@
 //! Shared by the tests of plans: running a plan over plain memory, and tensors in PyTorch's order.
 
+// The tests of the kernels use all of it.
+#[allow(dead_code)]
+#[path = "../../../../kernels/tests/all/exact_functions.rs"]
 pub(crate) mod functions;
 pub(crate) mod golden;
 pub(crate) mod host;
