@@ -99,7 +99,7 @@ impl Optimiser {
 
     /// Its numbers, 0 where it has none: clip norm; learning rate; momentum of SGD, or β₁; weight
     /// decay of SGD, or β₂; ε; weight decay of the others; momentum of Muon; learning rate of
-    /// Muon's AdamW. The inverse is [`FromHyperparameters`].
+    /// Muon's AdamW. The inverse is `FromHyperparameters`.
     pub fn hyperparameters(&self) -> [f64; HYPERPARAMETERS] {
         let none = 0.0;
         match *self {
