@@ -1,7 +1,8 @@
 //! Time of each kernel at the shapes of the `baseline`, `wide` and `large` hosts, on one thread.
 //!
 //! `cargo bench -p meristem-kernels --bench kernels -- [filter]`; `MERISTEM_ISA` picks the
-//! instruction set. Each figure is the least of many runs, since a shared machine can repeat no other.
+//! instruction set. Each figure is the least of many runs, since a shared machine can repeat no
+//! other.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
