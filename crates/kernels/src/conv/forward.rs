@@ -34,9 +34,22 @@ pub fn forward_with_moments(
     to: ChannelMoments<'_>,
     scratch: &mut [f32],
 ) {
-    shape.check();
     let (sums, scratch) = scratch.split_at_mut(stats_scratch_len(shape.out_c));
     let mut sums = StatsSums::new(sums, shape.output());
+    forward_with_sums(isa, shape, of, y, &mut sums, scratch);
+    sums.finish(to);
+}
+
+/// [`forward`], whose output is added to the sums of its [moments](ChannelMoments).
+pub fn forward_with_sums(
+    isa: Isa,
+    shape: &ConvShape,
+    of: &ConvInputs<'_>,
+    y: &mut [f32],
+    sums: &mut StatsSums<'_>,
+    scratch: &mut [f32],
+) {
+    shape.check();
     if shape.jobs() > 1 {
         // An image is complete only after the last group.
         forward(isa, shape, of, y, scratch);
@@ -45,7 +58,6 @@ pub fn forward_with_moments(
         let all = ConvGroup { shape, g: 0 };
         group(isa, all, of, y, aligned(scratch), |images| sums.add(isa, images));
     }
-    sums.finish(to);
 }
 
 /// Computes the output channels of job `g`, and shows each block of finished images to `done`.

@@ -20,7 +20,7 @@ mod sliding;
 pub mod winograd;
 
 pub use backward::{backward_data, backward_weight};
-pub use forward::{forward, forward_with_moments};
+pub use forward::{forward, forward_with_moments, forward_with_sums};
 pub use shape::ConvShape;
 
 /// Inputs of a forward convolution.

@@ -6,13 +6,14 @@
 
 use std::ops::Range;
 
+pub use super::channels::RUN;
 pub use super::image::BLOCKED;
 use super::image::{
     Affine, BackwardPooled, ForwardPooled, NormBackward, NormForward, NormGradient, Reduce,
     ReducePooled,
 };
 pub use super::moments::ChannelMoments;
-pub(crate) use super::moments::{StatsSums, stats_scratch_len};
+pub use super::moments::{StatsSums, stats_scratch_len};
 use crate::lanes::for_channels;
 use crate::parts::{self, PartScratch};
 use crate::{BatchShape, GradOut, Isa, split_f64};
@@ -209,13 +210,100 @@ pub fn batch_norm_gradient_sums(
     if shape.is_empty() {
         return;
     }
-    let (sums, _) = split_f64(scratch, 2 * shape.c * parts::MOST);
-    let mut coefficients = Coefficients::new(coefficients, shape.c);
-    of.forward.scales(coefficients.scale);
-    let totals = reduce(isa, shape, of, coefficients.scale, sums);
+    let (c, images) = (shape.c, gradient_part(shape));
+    let ranges = (0..shape.batch).step_by(images);
+    let (totals, _) = split_f64(scratch, 2 * c * ranges.len());
+    totals.fill(0.0);
+    let (scale, by_output) = (&mut coefficients[..c], of.tells_inputs());
+    of.forward.scales(scale);
+    let (scale, parts) = (&*scale, ranges.zip(totals.chunks_exact_mut(2 * c)));
+    parts::each_backwards(shape.len(), parts, |(first, totals)| {
+        let of = of.for_images(shape, first..(first + images).min(shape.batch));
+        if by_output {
+            add_sums_by_output(isa, &of, scale, totals);
+        } else {
+            add_gradient_sums(isa, shape, &of, scale, totals);
+        }
+    });
+    let sums = GradientTotals { parts: totals, scaled: by_output };
+    finish_gradient_sums(shape, &of.forward, sums, parameters, coefficients);
+}
+
+/// Images of a part of the batch whose sums [`batch_norm_gradient_sums`] adds in order.
+pub fn gradient_part(shape: &BatchShape) -> usize {
+    parts::touched(shape.batch, shape.pixels() * shape.c)
+}
+
+/// Adds the sums of `dz` and of `dz·(x − mean)` over these images, in order, to `totals` `[2][C]`.
+/// `scale` is that of [`BatchNormForward::scales`].
+pub fn add_gradient_sums(
+    isa: Isa,
+    shape: &BatchShape,
+    of: &BatchNormBackward<'_>,
+    scale: &[f32],
+    totals: &mut [f64],
+) {
+    let (c, affine) = (shape.c, of.forward.affine(scale));
+    let (sums, dots) = totals.split_at_mut(c);
+    for Image { x, dout, codes } in of.images(shape) {
+        let (sums, dots) = (&mut *sums, &mut *dots);
+        if of.forward.pool {
+            let (mean, shape) = (affine.mean, *shape);
+            let mut kernel = ReducePooled { mean, shape, x, dout, codes, sums, dots };
+            for_channels(isa, c, &mut kernel);
+        } else {
+            for_channels(isa, c, &mut Reduce::<false> { affine, values: x, dout, sums, dots });
+        }
+    }
+}
+
+/// Sums of the parts of a batch, from which the gradients follow.
+#[derive(Debug)]
+pub struct GradientTotals<'a> {
+    /// `[parts][2][C]`: sums of `dz`, and of `dz·(x − mean)`.
+    pub parts: &'a mut [f64],
+    /// Whether the latter are `dz·(x − mean)·scale`.
+    pub scaled: bool,
+}
+
+/// As [`add_gradient_sums`], from the outputs of all images; the second sums are scaled.
+fn add_sums_by_output(isa: Isa, of: &BatchNormBackward<'_>, scale: &[f32], totals: &mut [f64]) {
+    let (c, affine) = (scale.len(), of.forward.affine(scale));
+    let (sums, dots) = totals.split_at_mut(c);
+    let (values, dout) = (of.out, of.dout);
+    for_channels(isa, c, &mut Reduce::<true> { affine, values, dout, sums, dots });
+}
+
+/// Adds the gradients of γ and β to `parameters`, and writes the coefficients of
+/// [`batch_norm_input_gradient`], `[3][C]`, from the sums of the batch's parts.
+pub fn finish_gradient_sums(
+    shape: &BatchShape,
+    of: &BatchNormForward<'_>,
+    totals: GradientTotals<'_>,
+    [dgamma, dbeta]: [&mut [f32]; 2],
+    coefficients: &mut [f32],
+) {
+    let c = shape.c;
+    let (total, others) = totals.parts.split_at_mut(2 * c);
+    for part in others.chunks_exact(2 * c) {
+        total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
+    }
+    let (sums, dots) = total.split_at_mut(c);
     let count = (shape.batch * shape.pixels()) as f64;
-    let [dgamma, dbeta] = parameters;
-    coefficients.finish(of, count, &totals, dgamma, dbeta);
+    let (scale, rest) = coefficients.split_at_mut(c);
+    let (offset, slope) = rest.split_at_mut(c);
+    of.scales(scale);
+    if totals.scaled {
+        dots.iter_mut().zip(&*scale).for_each(|(dot, &scale)| *dot /= f64::from(scale));
+    }
+    for k in 0..c {
+        let var = f64::from(of.var[k]) + f64::from(of.eps);
+        let (dot, scale) = (dots[k] / var.sqrt(), f64::from(scale[k]));
+        dbeta[k] += sums[k] as f32;
+        dgamma[k] += dot as f32;
+        offset[k] = (scale * sums[k] / count) as f32;
+        slope[k] = (scale * dot / var.sqrt() / count) as f32;
+    }
 }
 
 /// Gradient of the raw input of [`batch_norm_act_forward`] in training, from the coefficients of
@@ -236,98 +324,7 @@ pub fn batch_norm_input_gradient(
     input_gradient(isa, shape, of, gradient, dx);
 }
 
-/// Coefficients of the gradient of the raw input, `[C]` each.
-#[derive(Debug)]
-struct Coefficients<'a> {
-    scale: &'a mut [f32],
-    offset: &'a mut [f32],
-    slope: &'a mut [f32],
-}
-
-impl<'a> Coefficients<'a> {
-    fn new(scratch: &'a mut [f32], c: usize) -> Self {
-        let (scale, rest) = scratch.split_at_mut(c);
-        let (offset, rest) = rest.split_at_mut(c);
-        Self { scale, offset, slope: &mut rest[..c] }
-    }
-
-    /// Computes, from the sums of `dz` and `dz·(x − mean)`, the parameters' gradients, which are
-    /// added to, and the coefficients of the input's gradient.
-    fn finish(
-        &mut self,
-        of: &BatchNormBackward<'_>,
-        count: f64,
-        totals: &BatchTotals<'_>,
-        dgamma: &mut [f32],
-        dbeta: &mut [f32],
-    ) {
-        let BatchTotals { sums, dots } = totals;
-        for c in 0..self.scale.len() {
-            let var = f64::from(of.forward.var[c]) + f64::from(of.forward.eps);
-            let (dot, scale) = (dots[c] / var.sqrt(), f64::from(self.scale[c]));
-            dbeta[c] += sums[c] as f32;
-            dgamma[c] += dot as f32;
-            self.offset[c] = (scale * sums[c] / count) as f32;
-            self.slope[c] = (scale * dot / var.sqrt() / count) as f32;
-        }
-    }
-}
-
-/// Sums over the batch, `[C]` each.
-struct BatchTotals<'a> {
-    /// Sums of `dz`.
-    sums: &'a [f64],
-    /// Sums of `dz·(x − mean)`.
-    dots: &'a [f64],
-}
-
-/// First pass. `sums` is memory for the totals of all parts.
-fn reduce<'s>(
-    isa: Isa,
-    shape: &BatchShape,
-    of: &BatchNormBackward<'_>,
-    scale: &[f32],
-    sums: &'s mut [f64],
-) -> BatchTotals<'s> {
-    let (c, affine) = (shape.c, of.forward.affine(scale));
-    let by_output = of.tells_inputs();
-    let images = parts::touched(shape.batch, shape.pixels() * c);
-    let ranges = (0..shape.batch).step_by(images);
-    let count = ranges.len();
-    sums.fill(0.0);
-    let parts = ranges.zip(sums.chunks_exact_mut(2 * c));
-    parts::each_backwards(shape.len(), parts, |(first, sums)| {
-        let (sums, dots) = sums.split_at_mut(c);
-        let of = of.for_images(shape, first..(first + images).min(shape.batch));
-        if by_output {
-            let (values, dout) = (of.out, of.dout);
-            for_channels(isa, c, &mut Reduce::<true> { affine, values, dout, sums, dots });
-            return;
-        }
-        for Image { x, dout, codes } in of.images(shape) {
-            let (sums, dots) = (&mut *sums, &mut *dots);
-            if of.forward.pool {
-                let (mean, shape) = (affine.mean, *shape);
-                let mut kernel = ReducePooled { mean, shape, x, dout, codes, sums, dots };
-                for_channels(isa, c, &mut kernel);
-            } else {
-                for_channels(isa, c, &mut Reduce::<false> { affine, values: x, dout, sums, dots });
-            }
-        }
-    });
-    let (total, others) = sums.split_at_mut(2 * c);
-    for part in others.chunks_exact(2 * c).take(count - 1) {
-        total.iter_mut().zip(part).for_each(|(total, part)| *total += part);
-    }
-    if by_output {
-        let dots = total[c..].iter_mut().zip(scale);
-        dots.for_each(|(dot, &scale)| *dot /= f64::from(scale));
-    }
-    let (sums, dots) = total.split_at(c);
-    BatchTotals { sums, dots }
-}
-
-/// Second pass: gradient of the raw input.
+/// Gradient of the raw input.
 fn input_gradient(
     isa: Isa,
     shape: &BatchShape,
@@ -371,7 +368,7 @@ struct Image<'a> {
 
 impl<'a> BatchNormForward<'a> {
     /// `γ/√(var + eps)`.
-    fn scales(&self, scale: &mut [f32]) {
+    pub fn scales(&self, scale: &mut [f32]) {
         for ((scale, &gamma), &var) in scale.iter_mut().zip(self.gamma).zip(self.var) {
             *scale = (f64::from(gamma) / (f64::from(var) + f64::from(self.eps)).sqrt()) as f32;
         }

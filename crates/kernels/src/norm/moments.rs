@@ -8,12 +8,13 @@ use crate::{BatchShape, Isa, split_f64};
 pub struct ChannelMoments<'a>(pub &'a mut [f64]);
 
 /// Scratch of sums of [`ChannelMoments`] in f32, for `c` channels.
-pub(crate) const fn stats_scratch_len(c: usize) -> usize {
+pub const fn stats_scratch_len(c: usize) -> usize {
     8 * c + 64
 }
 
 /// Sums for [`ChannelMoments`], fed block by block.
-pub(crate) struct StatsSums<'a> {
+#[derive(Debug)]
+pub struct StatsSums<'a> {
     shape: BatchShape,
     pixels: usize,
     shift: &'a mut [f32],
@@ -23,7 +24,7 @@ pub(crate) struct StatsSums<'a> {
 
 impl<'a> StatsSums<'a> {
     /// Takes [`stats_scratch_len`] f32 of scratch; `shape` has the size of an image.
-    pub(crate) fn new(scratch: &'a mut [f32], shape: BatchShape) -> Self {
+    pub fn new(scratch: &'a mut [f32], shape: BatchShape) -> Self {
         let (values, rest) = split_f64(scratch, 2 * shape.c);
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(shape.c);
@@ -31,12 +32,12 @@ impl<'a> StatsSums<'a> {
     }
 
     /// Adds images one by one, so that only the first image is read twice, for its mean.
-    pub(crate) fn add_each(&mut self, isa: Isa, images: &[f32]) {
+    pub fn add_each(&mut self, isa: Isa, images: &[f32]) {
         images.chunks(self.shape.pixels() * self.shape.c).for_each(|image| self.add(isa, image));
     }
 
     /// Adds the next whole images.
-    pub(crate) fn add(&mut self, isa: Isa, images: &[f32]) {
+    pub fn add(&mut self, isa: Isa, images: &[f32]) {
         if self.pixels == 0 {
             self.shift.fill(0.0);
             let first = &images[..self.shape.pixels() * self.shape.c];
@@ -53,7 +54,7 @@ impl<'a> StatsSums<'a> {
     }
 
     /// Writes mean and biased variance.
-    pub(crate) fn finish(self, ChannelMoments(to): ChannelMoments<'_>) {
+    pub fn finish(self, ChannelMoments(to): ChannelMoments<'_>) {
         let scale = 1.0 / self.pixels as f64;
         for c in 0..self.shape.c {
             let (mean, square) = (self.sums[c] * scale, self.squares[c] * scale);

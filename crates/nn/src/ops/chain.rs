@@ -14,6 +14,7 @@
 //!         for each step of the chain:
 //!             step.run(block)               inner values: in the part's scratch
 //!     sums of the part → shared sums, in the order of the parts
+//! results of reductions, from the sums of all parts
 //! ```
 //!
 //! # Speed
@@ -22,8 +23,9 @@
 //! without an env take over parts of a chain, so of each of its steps.
 //!
 //! # Assumptions
-//! - `ops::samples` says which operations go sample by sample. Statistics over the batch, the sums
-//!   of a batch norm's gradient, and Winograd's filtering with more than 256 filters end a chain.
+//! - `ops::samples` says which operations go sample by sample. Winograd's filtering with more than
+//!   256 filters ends a chain. Results of a reduction (`ops::reduction`), such as statistics of a
+//!   convolution's output, are known after the last sample, so no step of the chain reads them.
 //! - Only the steps that add to gradients determine blocks and parts, and a chain adds to one group
 //!   of parameters. So a host trains with the same bits with and without a module in training.
 //!   `plan::chain` makes the chains.
@@ -35,10 +37,12 @@ use meristem_device::DType;
 use smallvec::SmallVec;
 
 use super::operand::{OperandRole, Signature, Slice, SliceMut, Spec, StepOperands, scratch};
+use super::reduction::{PartSums, Reduction};
 use super::{PlanTarget, StepOp};
 use crate::kernels::Isa;
 use crate::kernels::conv::{self, aligned};
 use crate::kernels::parts::{self, PartScratch};
+use crate::kernels::split_f64;
 
 /// Place of an operand of a chain's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +77,7 @@ pub struct ChainOperand {
     /// Elements, for the whole batch.
     pub len: usize,
     /// Whether every sample has its part. A written operand that all samples share is f32; each
-    /// block adds to it.
+    /// block adds to it, unless it is the result of a reduction.
     pub by_sample: bool,
 }
 
@@ -100,6 +104,8 @@ pub struct Chain {
     pub writes: Vec<ChainOperand>,
     /// Values that only the chain uses.
     pub inner: Vec<ChainOperand>,
+    /// Which of the written operands are results of reductions.
+    results: Vec<bool>,
     /// f32 elements of scratch: the most that a step needs for a block.
     step_scratch: usize,
 }
@@ -168,8 +174,11 @@ impl ChainStep {
     }
 }
 
-/// Elements of scratch of an operation, if it has scratch.
+/// Elements of scratch of an operation for a block, if it has scratch.
 fn scratch_of(op: &StepOp) -> Option<usize> {
+    if let Some(reduction) = op.reduction() {
+        return Some(reduction.scratch_len());
+    }
     let signature = op.signature(PlanTarget::Cpu);
     signature.writes.last().filter(|spec| spec.role == OperandRole::Scratch).map(|spec| spec.len)
 }
@@ -179,11 +188,23 @@ struct PartOperands<'a> {
     samples: usize,
     reads: SmallVec<[&'a [u8]; 16]>,
     writes: SmallVec<[&'a mut [u8]; 16]>,
+    /// Sums of each reduction.
+    sums: SmallVec<[&'a mut [f64]; 2]>,
+}
+
+/// Memory of a chain that its parts share.
+struct SharedMemory<'a> {
+    /// Shared operands of all parts but the first.
+    sums: &'a mut [f32],
+    /// `[parts][sums]` of each reduction.
+    reduced: SmallVec<[&'a mut [f64]; 2]>,
+    /// Scratch of the only part.
+    own: &'a mut [f32],
 }
 
 /// Memory of a part, by place. A step takes its written operands out, and puts them back.
 struct BoundMemory<'a> {
-    reads: &'a [&'a [u8]],
+    reads: SmallVec<[&'a [u8]; 16]>,
     writes: SmallVec<[&'a mut [u8]; 16]>,
     inner: SmallVec<[&'a mut [u8]; 16]>,
 }
@@ -193,7 +214,7 @@ impl<'a> BoundMemory<'a> {
     fn written(&mut self, place: OperandPlace) -> Option<&mut &'a mut [u8]> {
         match place {
             OperandPlace::Write(at) => Some(&mut self.writes[at]),
-            OperandPlace::Inner(at) => Some(&mut self.inner[at]),
+            OperandPlace::Inner(at) => self.inner.get_mut(at),
             OperandPlace::Read(_) | OperandPlace::Absent => None,
         }
     }
@@ -213,7 +234,25 @@ impl Chain {
             lens.into_iter().flatten().max().unwrap_or(0)
         };
         let step_scratch = steps.iter().map(scratch).max().unwrap_or(0);
-        Self { sizes, steps, reads, writes, inner, step_scratch }
+        let mut results = vec![false; writes.len()];
+        for step in steps.iter().filter(|step| step.op.reduction().is_some()) {
+            for place in &step.writes {
+                if let OperandPlace::Write(at) = *place {
+                    results[at] = !writes[at].by_sample;
+                }
+            }
+        }
+        Self { sizes, steps, reads, writes, inner, results, step_scratch }
+    }
+
+    fn reductions(&self) -> impl Iterator<Item = Reduction> {
+        self.steps.iter().filter_map(|step| step.op.reduction())
+    }
+
+    /// The written operands that blocks add to, with their numbers.
+    fn sums(&self) -> impl Iterator<Item = (usize, &ChainOperand)> {
+        let results = &self.results;
+        self.writes.iter().enumerate().filter(|(at, of)| !of.by_sample && !results[*at])
     }
 
     fn parts(&self) -> usize {
@@ -222,8 +261,12 @@ impl Chain {
 
     /// f32 elements of the shared sums of one part.
     fn sums_of_part(&self) -> usize {
-        let sums = self.writes.iter().filter(|of| !of.by_sample);
-        sums.map(|of| of.len.next_multiple_of(16)).sum()
+        self.sums().map(|(_, of)| of.len.next_multiple_of(16)).sum()
+    }
+
+    /// f32 elements of the sums of all reductions, of all parts.
+    fn reduced_len(&self) -> usize {
+        self.reductions().map(|of| 2 * self.parts() * of.sums_len() + 1).sum()
     }
 
     /// f32 elements of each inner value, for a block.
@@ -236,16 +279,18 @@ impl Chain {
 
     /// f32 elements of scratch of a part.
     fn part_len(&self) -> usize {
-        conv::ALIGNMENT + self.inner_lens().sum::<usize>() + self.step_scratch
+        let rooms: usize = self.reductions().map(|of| of.room_len().next_multiple_of(16)).sum();
+        conv::ALIGNMENT + self.inner_lens().sum::<usize>() + rooms + self.step_scratch
     }
 
-    /// f32 elements of scratch: the sums of all parts except the first, or the scratch of the only
-    /// part.
+    /// f32 elements of scratch: the sums of reductions; the sums of all parts except the first, or
+    /// the scratch of the only part.
     pub(crate) fn scratch_len(&self) -> usize {
-        match self.parts() {
-            1 => self.part_len(),
-            parts => (parts - 1) * self.sums_of_part(),
-        }
+        self.reduced_len()
+            + match self.parts() {
+                1 => self.part_len(),
+                parts => (parts - 1) * self.sums_of_part(),
+            }
     }
 
     pub(super) fn signature(&self) -> Signature {
@@ -257,38 +302,71 @@ impl Chain {
     pub(super) fn run(&self, isa: Isa, operands: StepOperands<'_>) {
         let StepOperands { reads, mut writes } = operands;
         let scratch = writes.pop().map(SliceMut::elements::<f32>).unwrap_or_default();
-        let (sums, own) = scratch.split_at_mut((self.parts() - 1) * self.sums_of_part());
+        let SharedMemory { sums, mut reduced, own } = self.divide(scratch);
         sums.fill(0.0);
         let scratch = PartScratch { own, of_part: self.part_len() };
-        parts::each(self.shares(&reads, &mut writes, sums), scratch, |_, share, scratch| {
+        let shares = self.shares(&reads, &mut writes, (&mut *sums, &mut reduced));
+        parts::each(shares, scratch, |_, share, scratch| {
             self.run_part(isa, share, scratch);
         });
         for part in sums.chunks_exact(self.sums_of_part().max(1)) {
             let mut rest = part;
-            for (of, write) in self.writes.iter().zip(&mut writes).filter(|(of, _)| !of.by_sample) {
+            for (at, of) in self.sums() {
                 let (sum, after) = rest.split_at(of.len.next_multiple_of(16));
-                parts::add(bytemuck::cast_slice_mut(write.bytes_mut()), &sum[..of.len]);
+                parts::add(bytemuck::cast_slice_mut(writes[at].bytes_mut()), &sum[..of.len]);
                 rest = after;
             }
         }
+        let all = reads.iter().map(|of| of.bytes()).collect();
+        let writes = writes.iter_mut().map(SliceMut::bytes_mut).collect();
+        let mut bound = BoundMemory { reads: all, writes, inner: SmallVec::new() };
+        let reductions = self.steps.iter().filter_map(|step| Some((step, step.op.reduction()?)));
+        for ((step, reduction), sums) in reductions.zip(reduced) {
+            self.with_operands(step, &(0..0), &mut bound, &mut [], |operands| {
+                reduction.finish(self.sizes.part, sums, operands);
+            });
+        }
+    }
+
+    /// Divides scratch.
+    fn divide<'a>(&self, scratch: &'a mut [f32]) -> SharedMemory<'a> {
+        let (mut rest, parts) = (scratch, self.parts());
+        let reduced = self.reductions().map(|of| {
+            let (sums, after) = split_f64(std::mem::take(&mut rest), parts * of.sums_len());
+            rest = after;
+            sums
+        });
+        let reduced = reduced.collect();
+        let (sums, own) = rest.split_at_mut((parts - 1) * self.sums_of_part());
+        SharedMemory { sums, reduced, own }
     }
 
     /// Operands of each part. The first part adds to the operand itself, every other part to zeros.
+    /// Results of reductions are in no part.
     fn shares<'a>(
         &'a self,
         reads: &'a [Slice<'a>],
         writes: &'a mut [SliceMut<'_>],
-        sums: &'a mut [f32],
+        (sums, reduced): (&'a mut [f32], &'a mut [&mut [f64]]),
     ) -> impl Iterator<Item = PartOperands<'a>> {
         let mut rest: SmallVec<[&'a mut [u8]; 16]> =
             writes.iter_mut().map(SliceMut::bytes_mut).collect();
         let mut sums = sums.chunks_exact_mut(self.sums_of_part().max(1));
+        let mut reduced: SmallVec<[_; 2]> = self
+            .reductions()
+            .zip(reduced)
+            .map(|(of, sums)| sums.chunks_exact_mut(of.sums_len()))
+            .collect();
         (0..self.sizes.batch).step_by(self.sizes.part).map(move |first| {
             let here = first..(first + self.sizes.part).min(self.sizes.batch);
             let reads = self.reads.iter().zip(reads);
             let reads = reads.map(|(of, slice)| &slice.bytes()[of.bytes(self.sizes.batch, &here)]);
             let mut sums = (first > 0).then(|| sums.next()).flatten().unwrap_or_default();
-            let writes = self.writes.iter().zip(&mut rest).map(|(of, rest)| {
+            let each = self.writes.iter().zip(&self.results).zip(&mut rest);
+            let writes = each.map(|((of, is_result), rest)| {
+                if *is_result {
+                    return Default::default();
+                }
                 if of.by_sample || first == 0 {
                     let bytes = of.bytes(self.sizes.batch, &(0..here.len())).end;
                     return rest.split_off_mut(..bytes).expect("the samples that are left");
@@ -298,11 +376,13 @@ impl Chain {
                 sums = after;
                 bytemuck::cast_slice_mut(&mut sum[..of.len])
             });
-            PartOperands { samples: here.len(), writes: writes.collect(), reads: reads.collect() }
+            let writes = writes.collect();
+            let sums = reduced.iter_mut().map(|of| of.next().expect("sums of each part")).collect();
+            PartOperands { samples: here.len(), reads: reads.collect(), writes, sums }
         })
     }
 
-    fn run_part(&self, isa: Isa, mut share: PartOperands<'_>, scratch: &mut [f32]) {
+    fn run_part(&self, isa: Isa, share: PartOperands<'_>, scratch: &mut [f32]) {
         let mut rest = aligned(scratch);
         let inner = self.inner_lens().map(|len| {
             let (value, after) = std::mem::take(&mut rest).split_at_mut(len);
@@ -310,27 +390,44 @@ impl Chain {
             bytemuck::cast_slice_mut(value)
         });
         let inner = inner.collect();
-        let writes = share.writes.iter_mut().map(|bytes| &mut **bytes).collect();
-        let mut bound = BoundMemory { reads: &share.reads, writes, inner };
+        let sums = self.reductions().zip(share.sums).map(|(of, sums)| {
+            let len = of.room_len();
+            let (room, after) = std::mem::take(&mut rest).split_at_mut(len.next_multiple_of(16));
+            rest = after;
+            of.begin(sums, &mut room[..len])
+        });
+        let mut sums: SmallVec<[PartSums<'_>; 2]> = sums.collect();
+        // As short-lived as the scratch.
+        let reads = share.reads.iter().copied().collect();
+        let writes = share.writes.into_iter().map(|bytes| &mut *bytes).collect();
+        let mut bound = BoundMemory { reads, writes, inner };
         for first in (0..share.samples).step_by(self.sizes.block) {
             let here = first..(first + self.sizes.block).min(share.samples);
+            let mut reductions = sums.iter_mut();
             for step in &self.steps {
-                self.run_step(isa, step, &here, &mut bound, rest);
+                let reduction = step.op.reduction().and_then(|_| reductions.next());
+                self.with_operands(step, &here, &mut bound, rest, |operands| match reduction {
+                    Some(sums) => sums.add(isa, here.len(), operands),
+                    None => step.over(here.len(), self.sizes.batch).run(isa, operands),
+                });
             }
         }
+        sums.into_iter().for_each(PartSums::end);
     }
 
-    /// Runs a step for these samples of a part.
-    fn run_step(
+    /// Calls `run` with the operands of a step for these samples of a part. Operands without memory
+    /// are absent: results of reductions in a part, and inner values outside of the parts.
+    fn with_operands(
         &self,
-        isa: Isa,
         step: &ChainStep,
         here: &Range<usize>,
         bound: &mut BoundMemory<'_>,
         scratch: &mut [f32],
+        run: impl FnOnce(StepOperands<'_>),
     ) {
         // Memory of inner values covers the samples of one block.
         let (batch, block) = (self.sizes.batch, &(0..here.len()));
+        let absent = Slice::new(DType::F32, &[]);
         let mut taken: SmallVec<[&mut [u8]; 8]> = SmallVec::new();
         for place in &step.writes {
             taken.push(bound.written(*place).map(std::mem::take).unwrap_or_default());
@@ -338,18 +435,20 @@ impl Chain {
         let reads = step.reads.iter().map(|place| match *place {
             OperandPlace::Read(at) => self.reads[at].slice(batch, here, bound.reads[at]),
             OperandPlace::Write(at) => self.writes[at].slice(batch, here, &*bound.writes[at]),
-            OperandPlace::Inner(at) => self.inner[at].slice(batch, block, &*bound.inner[at]),
-            OperandPlace::Absent => Slice::new(DType::F32, &[]),
+            OperandPlace::Inner(at) => bound
+                .inner
+                .get(at)
+                .map_or(absent, |bytes| self.inner[at].slice(batch, block, bytes)),
+            OperandPlace::Absent => absent,
         });
         let writes = step.writes.iter().zip(&mut taken).map(|(place, bytes)| match *place {
+            _ if bytes.is_empty() => SliceMut::new(DType::F32, &mut []),
             OperandPlace::Write(at) => self.writes[at].slice_mut(batch, here, bytes),
             OperandPlace::Inner(at) => self.inner[at].slice_mut(batch, block, bytes),
             OperandPlace::Read(_) | OperandPlace::Absent => SliceMut::new(DType::F32, &mut []),
         });
         let scratch = step.takes_scratch.then(|| SliceMut::from_elements(scratch));
-        let operands =
-            StepOperands { reads: reads.collect(), writes: writes.chain(scratch).collect() };
-        step.over(here.len(), batch).run(isa, operands);
+        run(StepOperands { reads: reads.collect(), writes: writes.chain(scratch).collect() });
         for (place, bytes) in step.writes.iter().zip(taken) {
             if let Some(place) = bound.written(*place) {
                 *place = bytes;

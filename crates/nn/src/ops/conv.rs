@@ -6,6 +6,7 @@
 use super::operand::{Signature, StepOperands, f32s, scratch};
 use crate::kernels::conv::winograd::{self, TileSize, Winograd};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
+use crate::kernels::norm::batch::StatsSums;
 use crate::kernels::norm::{self, BatchStats, ChannelMoments};
 use crate::kernels::parts::{self, PartScratch};
 use crate::kernels::{GradOut, Isa, split_f64};
@@ -13,6 +14,10 @@ use crate::precision::Precision;
 
 /// Least number of Winograd tiles in a part of a weight gradient that has more than two parts.
 const TILES_OF_PART: usize = 256;
+
+/// Largest number of filters for which transforms take much less time than products, even for a few
+/// samples.
+const FILTERS: usize = 256;
 
 /// Products of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +61,23 @@ impl ConvProduct {
     }
 
     /// The same products over `batch` images.
-    fn with_batch(&self, batch: usize) -> Self {
+    pub(super) fn with_batch(&self, batch: usize) -> Self {
         Self { shape: ConvShape { batch, ..self.shape }, ..*self }
+    }
+
+    /// Whether the products may be computed for a few samples at a time. Winograd's filtering
+    /// transforms its filters each time, so only with few filters.
+    pub(crate) fn goes_by_sample(&self) -> bool {
+        self.tiles.is_none() || self.shape.in_c * self.shape.out_c <= FILTERS
+    }
+
+    /// Images after which the gradient of the weights is added: smaller blocks, of a multiple of
+    /// them, give the same bits as blocks of `block` images. `None` if each block has sums that
+    /// begin with zeros.
+    pub(crate) fn weight_unit(&self, block: usize) -> Option<usize> {
+        let direct = self.tiles.is_none() && !self.shape.slides();
+        let one_part = self.with_batch(block).weight_images() >= block;
+        (direct && one_part).then(|| self.shape.block())
     }
 
     /// Images of a part of the batch.
@@ -74,6 +94,42 @@ impl ConvProduct {
     pub(super) fn weight_images(&self) -> usize {
         let enough = self.winograd().map_or(1, |of| TILES_OF_PART.div_ceil(of.image_tiles()));
         self.images().max(enough.min(self.shape.batch.div_ceil(2))).max(1)
+    }
+
+    /// Images whose moments are summed together: with blocks of a multiple of them, the moments of
+    /// a part have the same bits as those of the whole part. `None` if only the whole part has.
+    pub(super) fn moments_unit(&self) -> Option<usize> {
+        // Sums begin with each of Winograd's blocks, whose size depends on the number of images,
+        // unless it has whole runs of pixels.
+        let whole = self.shape.output().pixels().is_multiple_of(norm::batch::RUN);
+        match self.winograd() {
+            Some(_) => whole.then_some(1),
+            None => Some(self.shape.block()),
+        }
+    }
+
+    /// Scratch of [`ConvProduct::forward_with_sums`].
+    pub(super) fn block_scratch_len(&self) -> usize {
+        let of = self.winograd();
+        of.map_or(self.shape.scratch_len(), |of| of.filters_len() + of.scratch_len())
+    }
+
+    /// The forward product of some images of a part, whose output is added to `sums`.
+    pub(super) fn forward_with_sums(
+        &self,
+        isa: Isa,
+        of: ConvInputs<'_>,
+        y: &mut [f32],
+        sums: &mut StatsSums<'_>,
+        scratch: &mut [f32],
+    ) {
+        let Some(tiles) = self.winograd() else {
+            return conv::forward_with_sums(isa, &self.shape, &of, y, sums, scratch);
+        };
+        let ConvInputs { x, w, bias } = of;
+        let (filters, scratch) = scratch.split_at_mut(tiles.filters_len());
+        let of = winograd::WinogradInputs { x, filters: tiles.filters(isa, w, filters), bias };
+        tiles.forward_with_sums(isa, of, y, sums, scratch);
     }
 
     /// Elements of the gradients of the weights of all parts but the first.

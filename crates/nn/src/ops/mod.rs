@@ -25,6 +25,7 @@ mod operand;
 pub mod optim;
 pub mod pool;
 pub mod ppo;
+pub(crate) mod reduction;
 pub mod rows;
 pub mod sample;
 mod samples;

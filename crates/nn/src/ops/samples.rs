@@ -9,10 +9,6 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::pool::PoolShape;
 use crate::kernels::rows::Matrices;
 
-/// Largest number of filters for which transforms take much less time than products, even for a few
-/// samples.
-const FILTERS: usize = 256;
-
 /// Conversion of operations for all samples of a batch into operations for some of them.
 #[derive(Clone, Copy)]
 struct SampleCut {
@@ -24,8 +20,9 @@ impl StepOp {
     /// The operation for `samples` of its `batch` samples, if it goes through them one by one.
     ///
     /// Operands with a different length in the result consist of one part for each sample. All
-    /// samples share the other operands; the written ones are added to. The length of scratch may
-    /// change, too.
+    /// samples share the other operands; the written ones are added to, or are results of a
+    /// [reduction](super::reduction), which are written after the last sample. The length of
+    /// scratch may change, too.
     pub(crate) fn over(&self, samples: usize, batch: usize) -> Option<StepOp> {
         let cut = SampleCut { samples, batch };
         match self {
@@ -57,11 +54,8 @@ impl SampleCut {
         len.is_multiple_of(self.batch).then_some(len / self.batch * self.samples)
     }
 
-    /// Products by Winograd's filtering transform their filters each time: only few filters are
-    /// done for a few samples at a time.
     fn product(self, of: ConvProduct) -> Option<ConvProduct> {
-        let few = of.tiles.is_none() || of.shape.in_c * of.shape.out_c <= FILTERS;
-        let fits = few && of.shape.batch == self.batch;
+        let fits = of.goes_by_sample() && of.shape.batch == self.batch;
         fits.then_some(ConvProduct { shape: ConvShape { batch: self.samples, ..of.shape }, ..of })
     }
 
@@ -76,7 +70,10 @@ impl SampleCut {
             ConvOp::DataGradient { product, accumulate } => {
                 ConvOp::DataGradient { product: self.product(product)?, accumulate }
             }
-            ConvOp::ForwardWithStats(_) => return None,
+            ConvOp::ForwardWithStats(of) => {
+                of.moments_unit()?;
+                ConvOp::ForwardWithStats(self.product(of)?)
+            }
         })
     }
 
@@ -97,6 +94,8 @@ impl SampleCut {
             NormOp::InputGradient { norm, accumulate } => {
                 NormOp::InputGradient { norm: self.batch_norm(norm)?, accumulate }
             }
+            // Sums from pooled outputs go through a part of the batch as one row of pixels.
+            NormOp::GradientSums(of) if !of.pool => NormOp::GradientSums(self.batch_norm(of)?),
             NormOp::Statistics(_) | NormOp::UpdateRunning { .. } | NormOp::GradientSums(_) => {
                 return None;
             }

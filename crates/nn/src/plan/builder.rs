@@ -13,7 +13,7 @@ use super::{PlanMode, PlanOptions};
 use crate::graph::{BufferId, Graph, NodeId, NodeOp, ParamId};
 use crate::kernels::BatchShape;
 use crate::layout::ParamLayout;
-use crate::ops::{ElementwiseOp, FusedOp, OperandForm, OperandRole, StepOp, fused};
+use crate::ops::{ElementwiseOp, FusedOp, NormOp, OperandForm, OperandRole, StepOp, fused};
 use crate::space::{Space, SpaceSpan};
 
 /// Emits the backward steps of a lowered node, given the gradient of its output.
@@ -69,6 +69,8 @@ pub(crate) struct PlanBuilder<'g> {
     grads: Vec<Option<ValueId>>,
     /// Gradients that norm units take in place of their outputs' gradients, see `fuse`.
     pooled: Vec<(NodeId, PooledGradient)>,
+    /// Values that backward computes again, rather than keeping them, see `fuse`.
+    again: Vec<(NodeId, NormOp, ValueList)>,
     /// Gradient of each group's parameters, in the layout of its values.
     group_grads: Vec<Option<ValueId>>,
     /// Parameters that got a gradient.
@@ -94,6 +96,7 @@ impl<'g> PlanBuilder<'g> {
             leads: vec![],
             grads: vec![None; graph.nodes.len()],
             pooled: vec![],
+            again: vec![],
             group_grads: vec![None; graph.groups.len()],
             trained: vec![false; graph.params.len()],
             alpha_row: 0,
@@ -220,6 +223,22 @@ impl<'g> PlanBuilder<'g> {
     /// The value of a node that was lowered before.
     pub(crate) fn node(&self, node: NodeId) -> ValueId {
         self.nodes[node.index()].unwrap_or(ValueId::NONE)
+    }
+
+    /// Makes [`PlanBuilder::node_in_backward`] compute a norm's output again.
+    pub(crate) fn compute_again(&mut self, node: NodeId, op: NormOp, reads: &[ValueId]) {
+        self.again.push((node, op, ValueList::from_slice(reads)));
+    }
+
+    /// The value of a node, for a backward step: the kept value, or one that a step computes again.
+    pub(crate) fn node_in_backward(&mut self, node: NodeId) -> ValueId {
+        let Some(at) = self.again.iter().position(|(of, ..)| *of == node) else {
+            return self.node(node);
+        };
+        let (_, op, reads) = self.again[at].clone();
+        let value = self.arena(self.shape(node).len());
+        self.emit(op, &reads, &[value, ValueId::NONE]);
+        value
     }
 
     /// Sets a node's value.

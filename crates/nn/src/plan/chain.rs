@@ -10,12 +10,13 @@ use super::step::{Draft, ValueList};
 use super::value::{PlanValue, ValueHome, ValueId, root};
 use crate::kernels::parts;
 use crate::ops::chain::{Chain, ChainOperand, ChainOperands, ChainSizes, ChainStep, OperandPlace};
-use crate::ops::{OperandRole, PlanTarget, Spec};
+use crate::ops::reduction::Reduction;
+use crate::ops::{ConvOp, OperandRole, PlanTarget, Spec, StepOp};
 
 /// Most bytes of all operands of a block, if it has more than one sample: the size of a
 /// second-level cache. Several times this size is equally fast on a core with exclusive use of the
 /// third-level cache.
-const BLOCK: usize = 1 << 20;
+pub(super) const BLOCK: usize = 1 << 20;
 
 /// Consecutive steps, each of which computes a sample independently of the other samples.
 #[derive(Default)]
@@ -30,6 +31,8 @@ struct SampleForms {
     reads: Vec<bool>,
     /// Without scratch.
     writes: Vec<bool>,
+    /// The step as a reduction: what it writes for all samples are its results.
+    reduction: Option<Reduction>,
 }
 
 /// An operand of a step.
@@ -38,12 +41,14 @@ struct OperandUse {
     id: ValueId,
     by_sample: bool,
     written: bool,
+    /// Whether it is written after the last sample.
+    is_result: bool,
 }
 
 impl OperandUse {
     /// Whether it is added to, the same for all samples.
     fn is_sum(&self) -> bool {
-        self.written && !self.by_sample
+        self.written && !self.by_sample && !self.is_result
     }
 }
 
@@ -63,12 +68,12 @@ pub(super) fn with_chains(
             done.extend(std::mem::take(&mut row).close(values, batch, &uses));
         }
         match SampleForms::for_step(&step, batch) {
-            Some(forms) if row.takes(values, host, &step, &forms) => row.push(step, forms),
+            Some(forms) if row.takes(values, batch, host, (&step, &forms)) => row.push(step, forms),
             forms => {
                 let apart = row.steps.iter().all(|other| are_apart(values, other, &step));
                 match forms {
                     Some(forms) if !apart => {
-                        let next = row.begin_another(values, host, step, forms);
+                        let next = row.begin_another(values, batch, host, (step, forms));
                         done.extend(std::mem::replace(&mut row, next).close(values, batch, &uses));
                     }
                     forms => {
@@ -146,6 +151,7 @@ impl SampleForms {
         Some(Self {
             reads: all.reads.iter().zip(&one.reads).map(differ).collect(),
             writes: writes.filter(|(of, _)| of.role != OperandRole::Scratch).map(differ).collect(),
+            reduction: step.op.reduction(),
         })
     }
 
@@ -154,7 +160,8 @@ impl SampleForms {
         let reads = step.reads.iter().zip(&self.reads).map(|of| (of, false));
         let all = reads.chain(step.writes.iter().zip(&self.writes).map(|of| (of, true)));
         all.filter(|((id, _), _)| **id != ValueId::NONE).map(|((id, by_sample), written)| {
-            OperandUse { id: *id, by_sample: *by_sample, written }
+            let is_result = written && !by_sample && self.reduction.is_some();
+            OperandUse { id: *id, by_sample: *by_sample, written, is_result }
         })
     }
 
@@ -176,16 +183,18 @@ impl StepRow {
     fn begin_another(
         &mut self,
         values: &[PlanValue],
+        batch: usize,
         host: ValueId,
-        step: Draft,
-        forms: SampleForms,
+        (step, forms): (Draft, SampleForms),
     ) -> Self {
         let mut steps = self.steps.iter().zip(&self.forms);
-        let last = steps.rposition(|(step, of)| step.op.multiply_adds() > 0 || of.adds(step));
+        let last = steps.rposition(|(step, of)| {
+            step.op.multiply_adds() > 0 || of.adds(step) || of.reduction.is_some()
+        });
         let from = last.map_or(0, |last| last + 1);
         let mut next =
             Self { steps: self.steps.split_off(from), forms: self.forms.split_off(from) };
-        if !next.takes(values, host, &step, &forms) {
+        if !next.takes(values, batch, host, (&step, &forms)) {
             self.steps.append(&mut next.steps);
             self.forms.append(&mut next.forms);
         }
@@ -201,9 +210,9 @@ impl StepRow {
     fn takes(
         &self,
         values: &[PlanValue],
+        batch: usize,
         host: ValueId,
-        step: &Draft,
-        forms: &SampleForms,
+        (step, forms): (&Draft, &SampleForms),
     ) -> bool {
         let fits = |own: OperandUse| {
             let row = || self.steps.iter().zip(&self.forms).flat_map(|(step, of)| of.uses(step));
@@ -215,6 +224,7 @@ impl StepRow {
             };
             let apart = |other: OperandUse| {
                 let both = other.by_sample || own.written && other.written;
+                let both = both && !own.is_result && !other.is_result;
                 let together = own.by_sample == other.by_sample && both;
                 !(own.written || other.written)
                     || !meet(values, [own.id, other.id])
@@ -222,30 +232,42 @@ impl StepRow {
             };
             (!own.is_sum() || sums.all(with)) && row().all(apart)
         };
-        forms.uses(step).all(fits)
+        forms.uses(step).all(fits) && self.parts_agree(values, batch, (step, forms))
+    }
+
+    /// Whether the row with this step can be divided into the parts that each reduction has alone.
+    fn parts_agree(&self, values: &[PlanValue], batch: usize, of: (&Draft, &SampleForms)) -> bool {
+        let steps: Vec<_> = self.steps.iter().zip(&self.forms).chain([of]).collect();
+        let mut parts = steps.iter().filter_map(|(_, of)| Some(of.reduction?.part()));
+        let Some(first) = parts.next() else { return true };
+        let adds = steps.iter().any(|(step, of)| of.adds(step));
+        parts.all(|part| part == first) && (!adds || row_sizes(&steps, values, batch).part == first)
     }
 
     /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, only
     /// these steps determine the sizes, so that the order of a sum does not depend on adjacent
-    /// steps.
+    /// steps. Otherwise a reduction determines the parts.
     fn sizes(&self, values: &[PlanValue], batch: usize) -> Option<ChainSizes> {
-        let mut steps: Vec<_> = self.steps.iter().zip(&self.forms).collect();
+        let steps: Vec<_> = self.steps.iter().zip(&self.forms).collect();
         let adds = steps.iter().any(|(step, of)| of.adds(step));
-        steps.retain(|(step, of)| !adds || of.adds(step));
-        let uses = steps.iter().flat_map(|(step, of)| of.uses(step));
-        let ids: BTreeSet<ValueId> = uses.filter(|of| of.by_sample).map(|of| of.id).collect();
-        let samples = || ids.iter().map(|id| &values[id.index()]);
-        let bytes: usize = samples().map(|of| of.len / batch * of.dtype.size()).sum();
-        let touched: usize = samples().map(|of| of.len / batch).sum();
-        let products: usize = steps.iter().map(|(step, _)| step.op.multiply_adds()).sum();
-        let most = (BLOCK / bytes.max(1)).max(1);
-        let part = parts::images(batch, 1, products / batch + touched * parts::TOUCH);
+        let RowSizes { most, part } = row_sizes(&steps, values, batch);
         // Blocks of a part are about as large as each other.
-        let block = part.div_ceil(part.div_ceil(most));
+        let mut block = part.div_ceil(part.div_ceil(most));
+        let units = self.forms.iter().filter_map(|of| Some(of.reduction?.unit()));
+        let unit = units.fold(1, least_common_multiple);
+        if adds
+            && let Some(unit) = weight_unit(&steps, block)
+            && (block.is_multiple_of(unit) || block == part)
+        {
+            // Smaller multiples give the same bits, and the operands of all steps may fit.
+            let all = part.div_ceil(part.div_ceil(fitting(&steps, values, batch)));
+            block = block.min((all / unit).max(1) * unit);
+        }
+        block = (block / unit).max(1) * unit;
         // One step is a chain if it adds, so that its sums do not depend on the steps after it.
         (batch > most && steps.len() + usize::from(adds) > 1).then_some(ChainSizes {
             batch,
-            block,
+            block: block.min(part),
             part,
         })
     }
@@ -272,6 +294,62 @@ impl StepRow {
         writes.push(ValueId(values.len() as u32 - 1));
         vec![Draft { op: Arc::new(chain).into(), reads, writes, phase: self.steps[0].phase }]
     }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    a / divisor.max(1) * b
+}
+
+/// Samples of a part of a row, and the most samples whose operands fit into a block.
+struct RowSizes {
+    most: usize,
+    part: usize,
+}
+
+/// The sizes that the steps which add to gradients determine, or if there are none, all steps.
+fn row_sizes(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usize) -> RowSizes {
+    let mut steps = steps.to_vec();
+    let adds = steps.iter().any(|(step, of)| of.adds(step));
+    steps.retain(|(step, of)| !adds || of.adds(step));
+    let ids = operands_by_sample(&steps);
+    let touched: usize = ids.iter().map(|id| values[id.index()].len / batch).sum();
+    let products: usize = steps.iter().map(|(step, _)| step.op.multiply_adds()).sum();
+    let part = steps.iter().find_map(|(_, of)| Some(of.reduction?.part()));
+    let part = part
+        .filter(|_| !adds)
+        .unwrap_or_else(|| parts::images(batch, 1, products / batch + touched * parts::TOUCH));
+    RowSizes { most: fitting(&steps, values, batch), part }
+}
+
+/// The values of which each sample has a part.
+fn operands_by_sample(steps: &[(&Draft, &SampleForms)]) -> BTreeSet<ValueId> {
+    let uses = steps.iter().flat_map(|(step, of)| of.uses(step));
+    uses.filter(|of| of.by_sample).map(|of| of.id).collect()
+}
+
+/// The most samples whose operands fit into a block.
+fn fitting(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usize) -> usize {
+    let ids = operands_by_sample(steps);
+    let values = ids.iter().map(|id| &values[id.index()]);
+    let bytes: usize = values.map(|of| of.len / batch * of.dtype.size()).sum();
+    (BLOCK / bytes.max(1)).max(1)
+}
+
+/// Samples of which smaller blocks of a row have a multiple, so that its sums have the bits of
+/// blocks of `block` samples; `None` if these depend on the block.
+fn weight_unit(steps: &[(&Draft, &SampleForms)], block: usize) -> Option<usize> {
+    let mut adding = steps.iter().filter(|(step, of)| of.adds(step));
+    adding.try_fold(1, |unit, (step, _)| match step.op {
+        // The gradient of a bias is a sum over each block.
+        StepOp::Conv(ConvOp::WeightGradient(of)) if step.writes[1] == ValueId::NONE => {
+            of.weight_unit(block).map(|of| least_common_multiple(unit, of))
+        }
+        _ => None,
+    })
 }
 
 /// The operands of a chain, as they are found.

@@ -1,9 +1,10 @@
 //! Fusion of nodes into units: convolution, batch norm, ReLU and 2×2 max pooling in a row, each
 //! read by the next one only.
 
-use super::{PlanMode, PlanOptions};
+use super::{PlanMode, PlanOptions, chain};
 use crate::graph::{ConvGeometry, Graph, NodeId, NodeOp, ParamKind, PoolGeometry, UnaryFunction};
 use crate::kernels::conv::ConvShape;
+use crate::ops::conv::ConvProduct;
 use crate::ops::{PlanTarget, fused};
 
 /// The pooling that units take.
@@ -55,6 +56,9 @@ pub(crate) struct NormUnit {
     /// Whether a fused operation is the only reader of the output, and computes it from the raw
     /// output.
     pub(crate) on_load: bool,
+    /// Whether a processor computes the output again in the backward pass, where the gradient of
+    /// the next convolution's weights reads it. That takes less time than keeping it in memory.
+    pub(crate) again: bool,
 }
 
 impl Unit {
@@ -181,16 +185,9 @@ fn mark_fused(
 
 /// Whether a fused operation can compute the convolution.
 fn can_fuse(graph: &Graph, conv: NodeId) -> bool {
-    let NodeOp::Conv2d { x, weight, bias: None, geometry } = graph.nodes[conv.index()].op else {
-        return false;
-    };
-    let ConvGeometry { kernel, stride, padding, groups, dilation } = geometry;
-    let (from, out_c) = (graph.nodes[x.index()].dims, graph.nodes[conv.index()].dims.c);
-    let (batch, in_c, in_h, in_w) = (1, from.c, from.h, from.w);
-    let shape =
-        ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups, dilation };
-    let is_linear = graph.params[weight.index()].kind == ParamKind::LinearWeight;
-    !is_linear && fused::fits(&shape)
+    let unbiased = matches!(graph.nodes[conv.index()].op, NodeOp::Conv2d { bias: None, .. });
+    conv_shape(graph, conv, 1)
+        .is_some_and(|(shape, is_linear)| unbiased && !is_linear && fused::fits(&shape))
 }
 
 /// The norm unit's output that `pool` reads through a `StraightThrough`, if no gradient reaches it
@@ -248,6 +245,7 @@ fn norm_unit(
         output: norm,
         fused: false,
         on_load: false,
+        again: false,
     };
     if !options.fuse {
         return unit;
@@ -268,9 +266,33 @@ fn norm_unit(
     unit = NormUnit { relu: true, output: relu, ..unit };
     let pools = |n: &NodeId| matches!(op(*n), NodeOp::MaxPool2d { window: BY_TWO, .. });
     if let Some(pool) = only_reader(relu).filter(pools) {
-        unit = NormUnit { pool: true, output: pool, ..unit };
+        return NormUnit { pool: true, output: pool, ..unit };
     }
+    unit.again = options.mode.is_training()
+        && only_reader(relu).is_some_and(|conv| reads_again(graph, options, conv));
     unit
+}
+
+/// Whether the backward pass of a convolution on a processor may compute its large input again: in
+/// a chain, which takes a block of images at a time.
+fn reads_again(graph: &Graph, options: &PlanOptions, conv: NodeId) -> bool {
+    let Some((shape, is_linear)) = conv_shape(graph, conv, options.batch) else { return false };
+    let product = ConvProduct { shape, precision: options.precision, tiles: options.tiles(&shape) };
+    let large = shape.input().len() * size_of::<f32>() > chain::BLOCK;
+    options.target == PlanTarget::Cpu && !is_linear && product.goes_by_sample() && large
+}
+
+/// Shape of the convolution at a node over a batch, and whether it is a linear layer.
+fn conv_shape(graph: &Graph, conv: NodeId, batch: usize) -> Option<(ConvShape, bool)> {
+    let NodeOp::Conv2d { x, weight, geometry, .. } = graph.nodes[conv.index()].op else {
+        return None;
+    };
+    let ConvGeometry { kernel, stride, padding, groups, dilation } = geometry;
+    let (from, out_c) = (graph.nodes[x.index()].dims, graph.nodes[conv.index()].dims.c);
+    let (in_c, in_h, in_w) = (from.c, from.h, from.w);
+    let shape =
+        ConvShape { batch, in_c, in_h, in_w, out_c, kernel, stride, padding, groups, dilation };
+    Some((shape, graph.params[weight.index()].kind == ParamKind::LinearWeight))
 }
 
 #[cfg(test)]
@@ -314,7 +336,16 @@ mod tests {
         let conv = Some(NodeId(1));
         assert_eq!(
             unit,
-            NormUnit { conv, norm, relu: true, pool: true, output, fused: false, on_load: false }
+            NormUnit {
+                conv,
+                norm,
+                relu: true,
+                pool: true,
+                output,
+                fused: false,
+                on_load: false,
+                again: false
+            }
         );
         let options = PlanOptions::new(2, PlanMode::Train);
         assert_eq!(units(&host(false, false), &options).len(), 4); // input, block, pool, linear
@@ -338,7 +369,8 @@ mod tests {
                 pool: false,
                 output: NodeId(2),
                 fused: false,
-                on_load: false
+                on_load: false,
+                again: false
             }
         );
     }
@@ -391,6 +423,44 @@ mod tests {
         assert_eq!(found(&bare, PlanTarget::Cpu), (vec![(false, false); 2], 0));
         // The classifier's input has another reader.
         assert_eq!(found(&host(true, false), PlanTarget::Cuda), (vec![(true, false)], 0));
+    }
+
+    /// A norm between two convolutions, of `in_c` to `out_c` channels, the second of this kernel.
+    fn between([in_c, out_c]: [usize; 2], kernel: usize, twice: bool) -> Graph {
+        let mut b = GraphBuilder::new(Dims { c: 3, h: 16, w: 16 }, SGD);
+        let x = b.conv2d(b.input(), "first", in_c, ConvGeometry::same(3), false).unwrap();
+        let x = b.batch_norm(x, "bn").unwrap();
+        let x = b.relu(x);
+        let y = b.conv2d(x, "second", out_c, ConvGeometry::same(kernel), false).unwrap();
+        let mut y = b.global_avg_pool(y);
+        if twice {
+            let z = b.global_avg_pool(x);
+            y = b.add(y, z).unwrap();
+        }
+        let y = b.linear(y, "fc", 2, true, None).unwrap();
+        b.finish(y).unwrap()
+    }
+
+    #[test]
+    fn backward_computes_large_norms_again_before_a_convolution_that_goes_by_samples() {
+        let again = |graph: &Graph, options: &PlanOptions| {
+            let find = |u: &Unit| if let Unit::Norm(n) = u { Some(n.again) } else { None };
+            units(graph, options).iter().find_map(find).unwrap()
+        };
+        let train = |batch| PlanOptions::new(batch, PlanMode::Train);
+        // An image has 16·16·32 f32, which are 32 KiB.
+        assert!(again(&between([32, 64], 1, false), &train(33)));
+        assert!(!again(&between([32, 64], 1, false), &train(32)), "as large as a block");
+        assert!(
+            !again(&between([32, 64], 3, false), &train(33)),
+            "filters of Winograd's filtering"
+        );
+        assert!(!again(&between([32, 32], 1, true), &train(33)), "another reader");
+        let evaluation = PlanOptions::new(33, PlanMode::Evaluate);
+        assert!(!again(&between([32, 64], 1, false), &evaluation), "no backward pass");
+        let cuda = PlanOptions { target: PlanTarget::Cuda, ..train(33) };
+        assert!(!again(&between([32, 64], 1, false), &cuda), "no chains");
+        assert!(!again(&host(false, false), &train(4096)), "a pooled value is small");
     }
 
     #[test]

@@ -156,7 +156,7 @@ impl Sliding {
 
 impl ConvShape {
     /// Whether windows of three columns move by one pixel, over an output as wide as the input.
-    const fn slides(&self) -> bool {
+    pub const fn slides(&self) -> bool {
         let [_, width] = self.kernel;
         let by_one = self.stride[0] == 1 && self.stride[1] == 1;
         let fits = width == COLUMNS && by_one && self.padding[1] == 1 && self.groups == 1;

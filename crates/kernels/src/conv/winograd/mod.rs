@@ -203,8 +203,20 @@ impl Winograd {
     ) {
         let (sums, scratch) = scratch.split_at_mut(stats_scratch_len(self.shape.out_c));
         let mut sums = StatsSums::new(sums, self.shape.output());
-        self.convolve(isa, of, y, scratch, |images| sums.add(isa, images));
+        self.forward_with_sums(isa, of, y, &mut sums, scratch);
         sums.finish(to);
+    }
+
+    /// [`Winograd::forward`], whose output is added to the sums of its [moments](ChannelMoments).
+    pub fn forward_with_sums(
+        &self,
+        isa: Isa,
+        of: WinogradInputs<'_>,
+        y: &mut [f32],
+        sums: &mut StatsSums<'_>,
+        scratch: &mut [f32],
+    ) {
+        self.convolve(isa, of, y, scratch, |images| sums.add(isa, images));
     }
 
     fn convolve(

@@ -67,7 +67,8 @@ impl ConvNode {
     pub(super) fn backward(self, b: &mut PlanBuilder<'_>, dy: ValueId) {
         let Self { node, x, weight, bias, product } = self;
         let to = [b.param_gradient(weight), b.optional_param_gradient(bias)];
-        b.emit(ConvOp::WeightGradient(product), &[b.node(x), dy], &to);
+        let input = b.node_in_backward(x);
+        b.emit(ConvOp::WeightGradient(product), &[input, dy], &to);
         let w = b.param(weight);
         b.send_gradient(node, x, &[dy, w], |accumulate| ConvOp::DataGradient {
             product,

@@ -83,7 +83,11 @@ pub(super) fn batch_norm(b: &mut PlanBuilder<'_>, unit: &NormUnit) -> Result<Opt
     let y = b.output(unit.output);
     let saves_codes = unit.pool && b.backward() && b.wants(unit.output);
     let codes = if saves_codes { b.arena_bytes(norm.output().len()) } else { ValueId::NONE };
-    b.emit(NormOp::Forward(norm), &[input, mean, var, gamma, beta], &[y, codes]);
+    let reads = [input, mean, var, gamma, beta];
+    b.emit(NormOp::Forward(norm), &reads, &[y, codes]);
+    if unit.again {
+        b.compute_again(unit.output, NormOp::Forward(norm), &reads);
+    }
     Ok(Some(Box::new(move |b, dy| {
         let [dgamma, dbeta] = [weight, bias].map(|id| b.param_gradient(id));
         let (norm, PooledGradient { dout, codes, out }) = match b.pooled(unit.output) {

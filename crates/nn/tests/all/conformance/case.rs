@@ -202,6 +202,11 @@ pub(super) fn case(op: impl Into<StepOp>, terms: usize, most: f64) -> Case {
 }
 
 impl Case {
+    /// The same case with these bounds of results that have no others.
+    pub(super) fn bounded(self, terms: usize, most: f64) -> Self {
+        Self { terms, most, ..self }
+    }
+
     pub(super) fn bound(mut self, write: usize, terms: usize, most: f64) -> Self {
         self.bounds.push((write, terms, most));
         self

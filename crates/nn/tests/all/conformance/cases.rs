@@ -16,7 +16,7 @@ use meristem_nn::ops::{
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
-use super::{chain_cases, fused_cases, policy, training};
+use super::{chain_cases, fused_cases, policy, reduction_cases, training};
 use crate::common::functions::FUNCTIONS;
 
 pub(super) const IMAGE: BatchShape = BatchShape { batch: 3, h: 7, w: 6, c: 20 };
@@ -421,6 +421,7 @@ pub(super) fn cases() -> Vec<Case> {
         policy::objective_cases,
         training::state_cases,
         chain_cases::chain_cases,
+        reduction_cases::reduction_cases,
         fused_cases::fused_cases,
     ];
     families.into_iter().flat_map(|family| family()).collect()

@@ -206,7 +206,7 @@ pub(super) fn in_parts() -> Vec<Case> {
 }
 
 /// The links, one after the other for the whole batch.
-fn one_by_one(chain: &Chain, isa: Isa, [reads, writes]: [Vec<Data>; 2]) -> Vec<Data> {
+pub(super) fn one_by_one(chain: &Chain, isa: Isa, [reads, writes]: [Vec<Data>; 2]) -> Vec<Data> {
     let mut random = Random(1);
     let inner = chain.inner.iter().map(|of| random.data(&ops::Spec::new(of.dtype, of.len)));
     let (mut writes, mut inner) = (writes, inner.collect::<Vec<Data>>());

@@ -15,6 +15,7 @@ mod parts;
 mod policy;
 #[cfg(feature = "cuda")]
 mod precision;
+mod reduction_cases;
 mod training;
 
 use self::case::{KINDS, kind};
