@@ -39,6 +39,7 @@ use super::{PlanTarget, StepOp};
 use crate::kernels::Isa;
 use crate::kernels::conv::{self, aligned};
 use crate::kernels::parts::{self, PartScratch};
+use crate::precision::ValueType;
 
 /// Place of an operand of a chain's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +171,7 @@ impl ChainStep {
 
 /// Elements of scratch of an operation, if it has scratch.
 fn scratch_of(op: &StepOp) -> Option<usize> {
-    let signature = op.signature(PlanTarget::Cpu);
+    let signature = op.signature(PlanTarget::Cpu, ValueType::F32);
     signature.writes.last().filter(|spec| spec.role == OperandRole::Scratch).map(|spec| spec.len)
 }
 
