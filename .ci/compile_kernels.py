@@ -21,7 +21,7 @@ import sysconfig
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Folders whose headers stand for one another: a source that reads "element.cuh" is compiled with each of the
 # folder `element`, as crates/comm/src/gpu/mod.rs does, and likewise for crates/nn/src/ops/gpu/mod.rs.
-FOLDERS = ["element", "product"]
+FOLDERS = ["element", "product", "value"]
 # All other headers by the name under which they are included.
 HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if path.parent.name not in FOLDERS}
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.

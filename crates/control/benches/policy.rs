@@ -18,7 +18,7 @@ use meristem_control::policy::{
 use meristem_control::{Controller, Learning, Ppo, PpoConfig, PpoOptions};
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
-use meristem_nn::Isa;
+use meristem_nn::{Isa, ValueType};
 
 use self::common::{FakeEnv, quick, tiny, worth};
 
@@ -75,7 +75,8 @@ fn control_step(stream: &Stream, isa: Isa) -> BenchResult<Vec<f64>> {
     const STEPS: usize = 40;
     let config = PpoConfig { hidden: 128, ..PpoConfig::default() };
     let (seed, learning) = (1, Learning::On);
-    let options = PpoOptions { envs: STEP_ENVS, steps: STEPS, seed, isa, learning };
+    let options =
+        PpoOptions { envs: STEP_ENVS, steps: STEPS, seed, isa, learning, values: ValueType::F32 };
     let host = tiny(SLOTS, quick());
     let mut ppo = Ppo::new(stream, config, &host, options)?;
     let mut times = vec![];

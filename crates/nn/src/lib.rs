@@ -72,6 +72,6 @@ pub use network::{
     observed_weight,
 };
 pub use plan::{Plan, PlanMode, PlanOptions};
-pub use precision::Precision;
+pub use precision::{Precision, ValueType};
 pub use score::{Score, ScoreKind, ScoreSums, target_squares};
 pub use state::{HostData, HostTensor, StateDict, StateError};

@@ -1,14 +1,14 @@
-//! Precision of products.
+//! Precision of products, and the element type of values.
 
 use std::borrow::Cow;
 use std::fmt;
 
-use meristem_device::DeviceId;
+use meristem_device::{DType, DeviceId};
 use serde::{Deserialize, Serialize};
 
 /// Rounding of the two factors of each product of a convolution or a linear layer before they are
-/// multiplied, forward and backward. Sums are f32, and so is all memory: weights, values and
-/// gradients are rounded where they are read.
+/// multiplied, forward and backward, and the element type of values in memory. Sums are f32, and so
+/// are weights, their gradients, statistics and losses: weights are rounded where they are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Precision {
@@ -18,8 +18,38 @@ pub enum Precision {
     /// TF32: 10 bits of mantissa and the range of f32; to nearest, ties away from zero, as CUDA's
     /// `cvt.rna.tf32`.
     Tf32,
-    /// bf16: 7 bits of mantissa and the range of f32; to nearest, ties to even.
+    /// bf16: 7 bits of mantissa and the range of f32; to nearest, ties to even. Values in memory
+    /// are bf16, too.
     Bf16,
+}
+
+/// Element type of the values of a network between its operations, and of their gradients.
+/// Operations read them as f32, and round what they write to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ValueType {
+    /// 32 bits.
+    #[default]
+    F32,
+    /// 16 bits, rounded to nearest, ties to even.
+    Bf16,
+}
+
+impl ValueType {
+    /// Element type of a tensor of values.
+    pub fn dtype(self) -> DType {
+        match self {
+            ValueType::F32 => DType::F32,
+            ValueType::Bf16 => DType::BF16,
+        }
+    }
+
+    /// Precision of the products of operations whose factors are f32 unless values are bf16.
+    pub(crate) fn precision(self) -> Precision {
+        match self {
+            ValueType::F32 => Precision::F32,
+            ValueType::Bf16 => Precision::Bf16,
+        }
+    }
 }
 
 impl Precision {
@@ -47,6 +77,14 @@ impl Precision {
                 let even = 0x7FFF + (bits >> 16 & 1);
                 f32::from_bits((bits + even) & !0xFFFF)
             }
+        }
+    }
+
+    /// Element type of values in memory.
+    pub fn value_type(self) -> ValueType {
+        match self {
+            Precision::F32 | Precision::Tf32 => ValueType::F32,
+            Precision::Bf16 => ValueType::Bf16,
         }
     }
 

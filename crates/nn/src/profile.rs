@@ -81,7 +81,7 @@ pub fn profile(
         turns.get(turns.len() / 2).copied().unwrap_or_default()
     };
     let of = |(step, times): (&crate::plan::PlanStep, &mut Vec<f64>)| {
-        let scratch = matches!(step.op.signature(Default::default()).writes.last(),
+        let scratch = matches!(step.op.signature(Default::default(), step.values).writes.last(),
             Some(spec) if spec.role == crate::ops::OperandRole::Scratch);
         let writes = &step.writes[..step.writes.len() - usize::from(scratch)];
         let bytes = step.reads.iter().chain(writes).map(|span| span.len * span.dtype.size()).sum();

@@ -114,10 +114,10 @@ impl Policy {
     ) -> Result<Self> {
         let imitation = Arc::new(loss.imitation().build(&shape)?);
         let loss = Arc::new(loss.build(&shape)?);
-        let (heads, PolicyConfig { seed, greedy, .. }) = (loss.heads.clone(), *config);
+        let (heads, PolicyConfig { seed, greedy, values, .. }) = (loss.heads.clone(), *config);
         let sampler = Arc::new(Sampler { heads, seed, greedy });
         let graph = Arc::new(shape.graph(config)?);
-        let options = SequenceOptions { seed: config.seed, isa, owner: Owner::Policy };
+        let options = SequenceOptions { seed, isa, owner: Owner::Policy, values };
         let network = SequenceNetwork::new(stream, graph, options)?;
         let len = report_len(loss.heads.len());
         let report = Tensor::zeros(stream, [len], DType::F64, Owner::Policy)?;

@@ -12,8 +12,8 @@
 //! million of them in the MLPs. `set_network` has the form [`PolicyForm::Set`].
 
 use meristem_device::DType;
-use meristem_nn::Result;
 use meristem_nn::graph::{AdamConfig, Dims, Graph, GraphBuilder};
+use meristem_nn::{Result, ValueType};
 
 use super::argument;
 use super::layers::{mlp, recurrent};
@@ -94,12 +94,14 @@ pub struct PolicyConfig {
     pub adam: AdamConfig,
     /// Whether the policy takes the most probable action instead of drawing one.
     pub greedy: bool,
+    /// Element type of values in the memory of a CUDA device; f32 by default.
+    pub values: ValueType,
 }
 
 impl PolicyConfig {
-    /// A configuration with [`ADAM`] and drawn actions.
+    /// A configuration with [`ADAM`], drawn actions and values of f32.
     pub fn new(seed: u64) -> Self {
-        Self { seed, adam: ADAM, greedy: false }
+        Self { seed, adam: ADAM, greedy: false, values: ValueType::F32 }
     }
 }
 

@@ -32,7 +32,7 @@ use meristem_device::{Stream, Tensor, read_back_as};
 use meristem_grow::Host;
 use meristem_nn::kernels::sample::SampleStep;
 use meristem_nn::safetensors::Metadata;
-use meristem_nn::{Isa, StateDict};
+use meristem_nn::{Isa, StateDict, ValueType};
 
 use self::calls::protocol;
 pub use self::config::PpoConfig;
@@ -91,6 +91,8 @@ pub struct PpoOptions {
     pub isa: Isa,
     /// Whether the policy learns, and how it chooses actions.
     pub learning: Learning,
+    /// Element type of the policy's values in the memory of a CUDA device.
+    pub values: ValueType,
 }
 
 /// A policy that acts, and learns under [`Learning::On`].
@@ -198,9 +200,9 @@ impl Ppo {
         domain: PolicyDomain,
         options: PpoOptions,
     ) -> Result<Self> {
-        let PpoOptions { envs, steps, seed, isa, learning } = options;
+        let PpoOptions { envs, steps, seed, isa, learning, values } = options;
         let greedy = learning == Learning::Greedy;
-        let of = PolicyConfig { seed, adam: config.adam(), greedy };
+        let of = PolicyConfig { seed, adam: config.adam(), greedy, values };
         let policy = Policy::new(stream, shape, &of, &config.loss(), isa)?;
         // Without learning the rollout holds only the current step.
         let steps = if learning == Learning::On { steps } else { 1 };

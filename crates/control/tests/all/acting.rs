@@ -7,7 +7,7 @@ use meristem_control::{
     PpoOptions,
 };
 use meristem_device::{Counts, Device, DeviceId, DeviceOptions};
-use meristem_nn::{HostTensor, Isa};
+use meristem_nn::{HostTensor, Isa, ValueType};
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
@@ -21,7 +21,7 @@ fn device() -> Device {
 fn ppo(device: &Device, envs: usize, learning: Learning) -> Ppo {
     let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
     let (steps, isa) = (STEPS as usize, Isa::detect());
-    let options = PpoOptions { envs, steps, seed: 7, isa, learning };
+    let options = PpoOptions { envs, steps, seed: 7, isa, learning, values: ValueType::F32 };
     Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap()
 }
 
@@ -148,7 +148,14 @@ fn op_entropies(learning: Learning, rounds: usize) -> Vec<f64> {
     let config =
         PpoConfig { hidden: 8, floors: [0.99; 8], floor_rounds: 2, ..PpoConfig::default() };
     let (device, isa) = (device(), Isa::detect());
-    let options = PpoOptions { envs: ENVS, steps: STEPS as usize, seed: 7, isa, learning };
+    let options = PpoOptions {
+        envs: ENVS,
+        steps: STEPS as usize,
+        seed: 7,
+        isa,
+        learning,
+        values: ValueType::F32,
+    };
     let mut it = Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap();
     let (mut weights, metadata) = it.export().unwrap();
     for (name, tensor) in &mut weights.0 {

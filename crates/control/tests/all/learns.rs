@@ -4,7 +4,7 @@ use meristem_control::{
     Controller, Heuristic, HeuristicConfig, Learning, Ppo, PpoConfig, PpoOptions, RandomController,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
-use meristem_nn::Isa;
+use meristem_nn::{Isa, ValueType};
 
 use crate::common::quick_heuristic;
 use crate::common::toy::{STEPS, Toy, best_return, play};
@@ -24,7 +24,7 @@ fn new(stream: &Stream, envs: usize, seed: u64, learning: Learning) -> Ppo {
     // The policy and the task are small, so a higher learning rate than the default is stable.
     let config = PpoConfig { hidden: 32, lr: 2e-3, ..PpoConfig::default() };
     let (steps, isa) = (STEPS as usize, Isa::detect());
-    let options = PpoOptions { envs, steps, seed, isa, learning };
+    let options = PpoOptions { envs, steps, seed, isa, learning, values: ValueType::F32 };
     let toy = Toy::new(0);
     Ppo::new(stream, config, &toy.env.host, options).unwrap()
 }

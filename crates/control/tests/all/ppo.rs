@@ -6,7 +6,7 @@ use meristem_control::{
 };
 use meristem_device::{Device, DeviceId, DeviceOptions, Stream};
 use meristem_nn::safetensors::Metadata;
-use meristem_nn::{HostTensor, Isa};
+use meristem_nn::{HostTensor, Isa, ValueType};
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{FakeEnv, quick, quick_heuristic, tiny};
@@ -24,7 +24,8 @@ fn small() -> PpoConfig {
 
 fn ppo(config: PpoConfig, slots: usize, learning: Learning) -> Ppo {
     let (steps, isa) = (STEPS as usize, Isa::detect());
-    let options = PpoOptions { envs: ENVS, steps, seed: SEED, isa, learning };
+    let options =
+        PpoOptions { envs: ENVS, steps, seed: SEED, isa, learning, values: ValueType::F32 };
     let host = tiny(slots, quick());
     Ppo::new(&stream(), config, &host, options).unwrap()
 }

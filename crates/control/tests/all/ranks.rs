@@ -9,7 +9,7 @@ use meristem_control::{
     RoundReport,
 };
 use meristem_device::{Device, DeviceId, DeviceOptions};
-use meristem_nn::Isa;
+use meristem_nn::{Isa, ValueType};
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
@@ -24,7 +24,8 @@ fn ppo(device: &Device, envs: usize) -> Ppo {
 fn with_minibatches(device: &Device, envs: usize, minibatches: usize) -> Ppo {
     let config = PpoConfig { hidden: 8, minibatches, ..PpoConfig::default() };
     let (steps, isa) = (STEPS as usize, Isa::detect());
-    let options = PpoOptions { envs, steps, seed: 7, isa, learning: Learning::On };
+    let options =
+        PpoOptions { envs, steps, seed: 7, isa, learning: Learning::On, values: ValueType::F32 };
     Ppo::new(&device.stream("policy"), config, &tiny(2, quick()), options).unwrap()
 }
 

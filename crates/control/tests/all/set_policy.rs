@@ -10,7 +10,7 @@ use meristem_control::{
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
-use meristem_nn::{Isa, StateDict};
+use meristem_nn::{Isa, StateDict, ValueType};
 
 use crate::common::toy::{STEPS, Toy, play};
 use crate::common::{quick, tiny};
@@ -273,7 +273,7 @@ fn gradients_agree_with_finite_differences() {
 fn of_sets(slots: usize, learning: Learning) -> Ppo {
     let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
     let (steps, isa) = (STEPS as usize, Isa::detect());
-    let options = PpoOptions { envs: 3, steps, seed: 7, isa, learning };
+    let options = PpoOptions { envs: 3, steps, seed: 7, isa, learning, values: ValueType::F32 };
     let domain = PolicyDomain::from_hosts(&[tiny(slots, quick())]);
     Ppo::of_sets(&stream(), config, domain, options).unwrap()
 }
@@ -337,6 +337,7 @@ fn a_file_serves_hosts_of_any_size_and_says_its_form() {
         seed: 7,
         isa: Isa::detect(),
         learning: Learning::Off,
+        values: ValueType::F32,
     };
     let mut vector = Ppo::new(&stream(), config, &tiny(2, quick()), options).unwrap();
     let error = vector.import(&weights, &metadata).unwrap_err().to_string();

@@ -10,9 +10,9 @@ use meristem_control::{
 use meristem_device::random::{Purpose, Rng};
 use meristem_device::{Device, DeviceId, DeviceOptions};
 use meristem_grow::{BlueprintSet, Host, HostSpec, Rules, TaskShape};
-use meristem_nn::Isa;
 use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
+use meristem_nn::{Isa, ValueType};
 
 use crate::common::{FakeEnv, quick, worth};
 
@@ -50,7 +50,14 @@ fn envs(facts: EnvFacts) -> Vec<FakeEnv> {
 fn ppo(learning: Learning) -> Ppo {
     let config = PpoConfig { hidden: 8, lr: 3e-3, ..PpoConfig::default() };
     let isa = Isa::detect();
-    let options = PpoOptions { envs: ENVS, steps: STEPS as usize, seed: 7, isa, learning };
+    let options = PpoOptions {
+        envs: ENVS,
+        steps: STEPS as usize,
+        seed: 7,
+        isa,
+        learning,
+        values: ValueType::F32,
+    };
     let names = |n: usize| (0..n).map(|i| i.to_string()).collect();
     let blueprints = BlueprintSet::vectors().iter().map(|one| one.name.clone()).collect();
     let domain = PolicyDomain { slots: names(SLOTS), blueprints, layers: names(PLACES) };
@@ -336,8 +343,14 @@ fn a_file_says_that_its_policy_widens() {
         Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap().stream("policy");
     let config = PpoConfig { hidden: 8, ..PpoConfig::default() };
     let isa = Isa::detect();
-    let options =
-        PpoOptions { envs: ENVS, steps: STEPS as usize, seed: 7, isa, learning: Learning::Off };
+    let options = PpoOptions {
+        envs: ENVS,
+        steps: STEPS as usize,
+        seed: 7,
+        isa,
+        learning: Learning::Off,
+        values: ValueType::F32,
+    };
     let domain = PolicyDomain::from_hosts(envs(wider()).iter().map(|env| &env.host));
     assert_eq!(domain.layers.len(), 3);
     let mut without = Ppo::of_sets(&stream, config, domain, options).unwrap();

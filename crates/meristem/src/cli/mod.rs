@@ -188,7 +188,7 @@ impl DeviceArguments {
 pub(crate) struct NetworkArguments {
     #[command(flatten)]
     device: DeviceArguments,
-    /// Precision of convolutions and linear layers; tf32 and bf16 need --device cuda:N
+    /// Precision of products, and with bf16 of values in memory; tf32 and bf16 need --device cuda:N
     #[arg(long, default_value = "f32", value_parser = precision())]
     pub(crate) precision: Precision,
 }

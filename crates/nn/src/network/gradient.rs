@@ -93,7 +93,9 @@ impl Network {
         let mut steps = each_gradient(&plan, |len| ElementwiseOp::Fill { len, value: 0.0 });
         // The batch counts for dropout, as on the other ranks.
         let batches = plan.layout().dropout.map(batches_span);
-        steps.extend(batches.map(|span| PlanStep::new(DropoutOp::Count, &[], &[span])));
+        let values = plan.options().values();
+        let count = |span| PlanStep { values, ..PlanStep::new(DropoutOp::Count, &[], &[span]) };
+        steps.extend(batches.map(count));
         self.launch_steps("differentiate_nothing", steps)?;
         self.gradient = Some(ArenaGradient { plan, clipped: false, in_own_loop: false });
         Ok(())

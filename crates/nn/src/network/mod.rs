@@ -182,7 +182,7 @@ impl Network {
         let optimisers =
             graph.groups.iter().find_map(|group| gpu::optimiser_source(group.optimiser.kind()));
         let sources = gpu::sources(options.precision).into_iter().chain(own).chain(optimisers);
-        let sources = sources.chain(gpu::dropout_source(&graph));
+        let sources = sources.chain(gpu::dropout_source(&graph, options.precision));
         let sources: Vec<_> = sources.collect();
         stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);

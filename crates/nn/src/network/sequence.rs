@@ -23,7 +23,7 @@ use crate::metrics::MetricsLayout;
 use crate::ops::ppo::PpoPass;
 use crate::ops::{PlanTarget, StateOp, gpu};
 use crate::plan::{Phase, Plan, PlanMode, PlanOptions, PlanStep};
-use crate::precision::Precision;
+use crate::precision::{Precision, ValueType};
 use crate::state::StateDict;
 
 /// Largest number of plans that are kept. There are plans for a single step and for whole
@@ -39,6 +39,9 @@ pub struct SequenceOptions {
     pub isa: Isa,
     /// Owner of its memory in the device's report.
     pub owner: Owner,
+    /// Element type of values in the memory of a CUDA device. If it is bf16, so are the factors of
+    /// products. A processor has f32 only and ignores it.
+    pub values: ValueType,
 }
 
 /// The inputs of a run: rows are `[steps][sequences]`.
@@ -94,7 +97,7 @@ impl SequenceNetwork {
             let got = format!("one with {} alphas", graph.alphas);
             return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
-        stream.device().load_kernels(&gpu::sources(Precision::F32))?;
+        stream.device().load_kernels(&gpu::sources(options.values.precision()))?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
         let draws = DrawSource { seed: options.seed, env: 0, first_sample: 0 };
@@ -416,7 +419,11 @@ impl SequenceNetwork {
     fn plan(&mut self, batch: usize, steps: usize, mode: PlanMode) -> Result<Arc<Plan>> {
         let arena = &mut self.arenas[usize::from(mode.is_training())];
         let target = PlanTarget::for_device(self.stream.device());
-        let options = PlanOptions { steps, target, ..PlanOptions::new(batch, mode) };
+        let precision = match target {
+            PlanTarget::Cpu => Precision::F32,
+            PlanTarget::Cuda => self.options.values.precision(),
+        };
+        let options = PlanOptions { steps, target, precision, ..PlanOptions::new(batch, mode) };
         let plan = self
             .plans
             .plan(options, PLANS_MAX, |options| Plan::compile(&self.graph, options.clone()))?;

@@ -1,6 +1,6 @@
 //! Steps that combine the outputs of a module and its host.
 
-use super::operand::{Signature, StepOperands, f32s};
+use super::operand::{Signature, StepOperands, f32s, values};
 use crate::kernels::blend::{self, BlendGrads, BlendInputs, BlendMode, TanhMixGrads};
 use crate::kernels::{GradOut, Isa};
 
@@ -49,14 +49,14 @@ impl Blend {
         let Self { mode, len, samples } = *self;
         let input = if mode == BlendMode::Multiply { len } else { 0 };
         let gate = if mode == BlendMode::Gate { samples } else { 0 };
-        [f32s(len), f32s(len), f32s(input), f32s(gate), f32s(1)]
+        [values(len), values(len), values(input), values(gate), f32s(1)]
     }
 }
 
 impl BlendOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
-            BlendOp::Forward(of) => Signature::new(&of.reads(), &[f32s(of.len)]),
+            BlendOp::Forward(of) => Signature::new(&of.reads(), &[values(of.len)]),
             BlendOp::Gradient { blend, .. } => {
                 let [h, m, x, gate, alpha] = blend.reads();
                 let writes = [h, m, x, gate].map(super::Spec::optional);
@@ -67,10 +67,10 @@ impl BlendOp {
                 Signature::new(&[needed(h), needed(m), x, gate, alpha, h], &writes)
             }
             BlendOp::TanhMix { len } => {
-                Signature::new(&[f32s(len), f32s(len), f32s(1)], &[f32s(len)])
+                Signature::new(&[values(len), values(len), f32s(1)], &[values(len)])
             }
             BlendOp::TanhMixGradient { len, .. } => {
-                let x = f32s(len);
+                let x = values(len);
                 let writes = [x.optional(), x.optional(), f32s(1)];
                 Signature::new(&[x, x, f32s(1), x], &writes)
             }

@@ -43,6 +43,7 @@ use crate::kernels::Isa;
 use crate::kernels::conv::{self, aligned};
 use crate::kernels::parts::{self, PartScratch};
 use crate::kernels::split_f64;
+use crate::precision::ValueType;
 
 /// Place of an operand of a chain's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,7 +180,7 @@ fn scratch_of(op: &StepOp) -> Option<usize> {
     if let Some(reduction) = op.reduction() {
         return Some(reduction.scratch_len());
     }
-    let signature = op.signature(PlanTarget::Cpu);
+    let signature = op.signature(PlanTarget::Cpu, ValueType::F32);
     signature.writes.last().filter(|spec| spec.role == OperandRole::Scratch).map(|spec| spec.len)
 }
 

@@ -3,7 +3,7 @@
 //! Factors are rounded where they are multiplied (see [`Precision`]): images, weights, and the
 //! gradient of the output. The gradient of the bias sums unrounded values.
 
-use super::operand::{Signature, StepOperands, f32s, scratch};
+use super::operand::{Signature, StepOperands, f32s, scratch, values};
 use crate::kernels::conv::winograd::{self, TileSize, Winograd};
 use crate::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
 use crate::kernels::norm::batch::StatsSums;
@@ -266,7 +266,7 @@ impl ConvOp {
     pub(super) fn signature(&self) -> Signature {
         let product = self.product();
         let shape = product.shape;
-        let [x, y] = [shape.input(), shape.output()].map(|image| f32s(image.len()));
+        let [x, y] = [shape.input(), shape.output()].map(|image| values(image.len()));
         let (w, channels) = (f32s(shape.weight_len()), f32s(shape.out_c));
         let (bias, rest) = (channels.optional(), scratch(product.scratch_len()));
         match self {

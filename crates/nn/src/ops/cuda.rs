@@ -5,10 +5,16 @@ use meristem_device::{Owner, Piece, Stream, Tensor, read_back};
 use super::gpu;
 use super::{Slice, StepOp, StepOperands};
 use crate::error::Result;
+use crate::precision::ValueType;
 
 /// Copies the operands to the device, runs the operation there, and copies the written operands
 /// back.
-pub(super) fn run(stream: &Stream, op: &StepOp, operands: StepOperands<'_>) -> Result<()> {
+pub(super) fn run(
+    stream: &Stream,
+    op: &StepOp,
+    values: ValueType,
+    operands: StepOperands<'_>,
+) -> Result<()> {
     let StepOperands { reads, mut writes } = operands;
     let upload = |operand: Slice<'_>| -> Result<Tensor> {
         let (dtype, len) = operand.form();
@@ -24,7 +30,7 @@ pub(super) fn run(stream: &Stream, op: &StepOp, operands: StepOperands<'_>) -> R
         let (tensors, before) = if is_written { (&written, read.len()) } else { (&read, 0) };
         Piece { argument: before + index, start: 0, len: tensors[index].numel() }
     };
-    let calls: Vec<_> = gpu::emit(op).into_iter().map(|call| call.place(lies)).collect();
+    let calls: Vec<_> = gpu::emit(op, values).into_iter().map(|call| call.place(lies)).collect();
     let launch = read.iter().fold(stream.launch("operation"), |launch, of| launch.read(of));
     let launch = written.iter().fold(launch, |launch, of| launch.write(of));
     launch.gpu(|| calls).run(|_| unreachable!("the device is a CUDA device"))?;

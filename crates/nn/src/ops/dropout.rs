@@ -4,7 +4,7 @@
 //! several times as long as to read it. Of these steps only [`DropoutOp::Apply`] can be part of a
 //! chain (`ops::chain`).
 
-use super::operand::{Signature, StepOperands, f32s, f64s, i64s, u8s};
+use super::operand::{Signature, StepOperands, f64s, i64s, u8s, values};
 use crate::graph::DROPOUT_NUMBERS;
 use crate::kernels::dropout::{self, MaskDraw};
 use crate::kernels::{GradOut, Isa};
@@ -40,7 +40,7 @@ impl DropoutOp {
                 Signature::new(&[numbers, i64s(1)], &[u8s(samples * each)])
             }
             DropoutOp::Apply { len, .. } => {
-                Signature::new(&[f32s(len), u8s(len), numbers], &[f32s(len)])
+                Signature::new(&[values(len), u8s(len), numbers], &[values(len)])
             }
             DropoutOp::Count => Signature::new(&[], &[i64s(1)]),
         }

@@ -1,6 +1,6 @@
 //! Steps that go element by element, or scale channels.
 
-use super::operand::{Signature, StepOperands, f32s};
+use super::operand::{Signature, StepOperands, f32s, values};
 pub use crate::kernels::elementwise::UnaryFunction;
 use crate::kernels::elementwise::{self, ScaleChannels};
 use crate::kernels::{BatchShape, GradOut, Isa, parts};
@@ -28,6 +28,16 @@ pub enum ElementwiseOp {
         len: usize,
         /// Add to y.
         accumulate: bool,
+    },
+    /// Reads f32; writes them as values.
+    Narrow {
+        /// Elements.
+        len: usize,
+    },
+    /// Reads values; writes them as f32.
+    Widen {
+        /// Elements.
+        len: usize,
     },
     /// Reads x; writes y = f(x).
     Forward {
@@ -82,19 +92,21 @@ impl ElementwiseOp {
                 Signature::new(&[], &[f32s(len)])
             }
             ElementwiseOp::Pass { len, .. } | ElementwiseOp::Forward { len, .. } => {
-                Signature::new(&[f32s(len)], &[f32s(len)])
+                Signature::new(&[values(len)], &[values(len)])
             }
+            ElementwiseOp::Narrow { len } => Signature::new(&[f32s(len)], &[values(len)]),
+            ElementwiseOp::Widen { len } => Signature::new(&[values(len)], &[f32s(len)]),
             ElementwiseOp::Gradient { len, .. }
             | ElementwiseOp::Add { len }
             | ElementwiseOp::Product { len, .. } => {
-                Signature::new(&[f32s(len), f32s(len)], &[f32s(len)])
+                Signature::new(&[values(len), values(len)], &[values(len)])
             }
             ElementwiseOp::Scale { shape, .. } => {
-                let (x, scale) = (f32s(shape.len()), f32s(shape.batch * shape.c));
+                let (x, scale) = (values(shape.len()), values(shape.batch * shape.c));
                 Signature::new(&[x, scale], &[x])
             }
             ElementwiseOp::ScaleGradient { shape, .. } => {
-                let (x, scale) = (f32s(shape.len()), f32s(shape.batch * shape.c));
+                let (x, scale) = (values(shape.len()), values(shape.batch * shape.c));
                 Signature::new(&[x, scale, x], &[x.optional(), scale.optional()])
             }
         }
@@ -113,6 +125,10 @@ impl ElementwiseOp {
             ElementwiseOp::Pass { accumulate, .. } => {
                 let ([x], [values]) = operands.floats();
                 elementwise::pass(isa, x, GradOut { values, accumulate });
+            }
+            ElementwiseOp::Narrow { .. } | ElementwiseOp::Widen { .. } => {
+                let ([x], [values]) = operands.floats();
+                elementwise::pass(isa, x, GradOut { values, accumulate: false });
             }
             ElementwiseOp::Forward { function, .. } => {
                 let ([x], [y]) = operands.floats();

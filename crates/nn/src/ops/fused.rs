@@ -38,7 +38,7 @@ mod reference;
 
 use super::conv::ConvProduct;
 use super::norm::BatchNorm;
-use super::operand::{Signature, Spec, StepOperands, f32s, i64s, u32s};
+use super::operand::{Signature, Spec, StepOperands, f32s, i64s, u32s, values};
 use crate::kernels::conv::ConvShape;
 use crate::kernels::{Isa, pad16};
 use crate::precision::Precision;
@@ -167,7 +167,7 @@ impl FusedConv {
     /// x, and mean, variance, γ, β of the norm before.
     fn reads(&self) -> [Spec; 5] {
         let c = f32s(self.before.map_or(0, |norm| norm.shape.c));
-        [f32s(self.read_len()), c, c, c, c]
+        [values(self.read_len()), c, c, c, c]
     }
 }
 
@@ -178,7 +178,8 @@ impl FusedOp {
                 Signature::new(&[], &[f32s(gradient), u32s(tickets)])
             }
             FusedOp::Forward { conv, momentum } => {
-                let (weight, z) = (f32s(conv.shape.weight_len()), f32s(conv.shape.output().len()));
+                let weight = f32s(conv.shape.weight_len());
+                let z = values(conv.shape.output().len());
                 let reads = [&conv.reads()[..], &[weight]].concat();
                 let (c, tickets) = (f32s(conv.shape.out_c), u32s(conv.tickets()[0]));
                 match momentum {
@@ -187,12 +188,12 @@ impl FusedOp {
                 }
             }
             FusedOp::Backward { conv, after, uniform, data } => {
-                let (weight, z) = (f32s(conv.shape.weight_len()), f32s(after.shape.len()));
+                let (weight, z) = (f32s(conv.shape.weight_len()), values(after.shape.len()));
                 let c = after.shape.c;
                 let dy = if uniform { after.shape.batch * c } else { after.output().len() };
-                let own = [weight, z, f32s(c), f32s(c), f32s(3 * c), f32s(dy)];
+                let own = [weight, z, f32s(c), f32s(c), f32s(3 * c), values(dy)];
                 let wanted = usize::from(data != InputGradient::Unwanted);
-                let dx = f32s(wanted * conv.shape.input().len());
+                let dx = values(wanted * conv.shape.input().len());
                 let before = wanted * conv.before.map_or(0, |norm| norm.shape.c);
                 let norm = [f32s(before), f32s(before), f32s(3 * before)];
                 let [dgamma, dbeta, coefficients] = norm;
@@ -201,7 +202,8 @@ impl FusedOp {
                 Signature::new(&[&conv.reads()[..], &own].concat(), &writes)
             }
             FusedOp::Sums(norm) => {
-                let (z, c, y) = (f32s(norm.shape.len()), norm.shape.c, f32s(norm.output().len()));
+                let [z, y] = [norm.shape.len(), norm.output().len()].map(values);
+                let c = norm.shape.c;
                 let [one, three] = [c, 3 * c].map(f32s);
                 Signature::new(&[z, one, one, one, one, y], &[one, one, three, u32s(1)])
             }
@@ -211,9 +213,10 @@ impl FusedOp {
             }
             FusedOp::HeadGradient(head) => {
                 let [z, c, weight, bias, means, y] = head.specs();
+                let dy = Spec { is_values: true, ..means };
                 let three = f32s(3 * head.norm.shape.c);
                 let reads = [z, c, c, c, c, weight, means, y];
-                let writes = [means, weight, bias.optional(), c, c, three, u32s(1)];
+                let writes = [dy, weight, bias.optional(), c, c, three, u32s(1)];
                 Signature::new(&reads, &writes)
             }
         }
@@ -230,7 +233,8 @@ impl ClassifierHead {
         let Self { norm, classes, .. } = *self;
         let (c, batch) = (norm.shape.c, norm.shape.batch);
         let weight = c * pad16(classes);
-        [norm.shape.len(), c, weight, classes, batch * c, batch * classes].map(f32s)
+        let [c, weight, bias, means] = [c, weight, classes, batch * c].map(f32s);
+        [values(norm.shape.len()), c, weight, bias, means, values(batch * classes)]
     }
 
     /// Products of the linear layer.

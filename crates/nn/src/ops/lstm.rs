@@ -1,6 +1,6 @@
 //! Steps of the LSTM.
 
-use super::operand::{Signature, StepOperands, f32s, scratch};
+use super::operand::{Signature, StepOperands, f32s, scratch, values};
 use crate::kernels::lstm::{self, LstmInputs, LstmOutputs, LstmSaved, LstmShape};
 use crate::kernels::{GradOut, Isa};
 
@@ -35,19 +35,21 @@ impl LstmOp {
         let shape = self.shape();
         let [rows, hidden] = [shape.rows(), shape.hidden];
         let (keep, state) = (f32s(rows), f32s(shape.sequences * 2 * hidden));
-        let [h, gates] = [hidden, 4 * hidden].map(|width| f32s(rows * width));
+        let [h, gates] = [hidden, 4 * hidden].map(|width| values(rows * width));
+        let c = f32s(rows * hidden);
         let [w_ih, w_hh] =
             [shape.input_product(), shape.state_product()].map(|of| f32s(of.weight_len()));
         let (bias, rest) = (f32s(4 * hidden), scratch(shape.scratch_len()));
         match self {
             LstmOp::Forward(_) => {
-                let x = f32s(rows * shape.inputs);
+                let x = values(rows * shape.inputs);
                 let reads = [x, keep, state, w_ih, w_hh, bias, bias];
-                Signature::new(&reads, &[h, h, gates, state, rest])
+                Signature::new(&reads, &[h, c, gates, state, rest])
             }
             LstmOp::Gradient { .. } => {
-                let reads = [keep, state, w_hh, h, gates, h];
-                Signature::new(&reads, &[gates, state.optional(), rest])
+                let reads = [keep, state, w_hh, c, gates, h];
+                let dstate = values(state.len).optional();
+                Signature::new(&reads, &[gates, dstate, rest])
             }
             LstmOp::StatesBefore(_) => Signature::new(&[h, keep, state], &[h]),
         }

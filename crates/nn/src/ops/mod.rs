@@ -54,6 +54,7 @@ use meristem_device::{Device, DeviceId, Stream};
 use self::chain::Chain;
 use crate::error::{Error, Result};
 use crate::kernels::Isa;
+use crate::precision::ValueType;
 
 /// Device that runs an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +62,8 @@ use crate::kernels::Isa;
 pub enum OpBackend<'s> {
     /// The calling thread, with the kernels of an instruction set.
     Cpu(Isa),
-    /// The CUDA device of a stream.
-    Cuda(&'s Stream),
+    /// The CUDA device of a stream, with values of a type.
+    Cuda(&'s Stream, ValueType),
 }
 
 /// Kind of device that a plan is compiled for: it decides how much scratch the operations get.
@@ -90,7 +91,15 @@ impl OpBackend<'_> {
     pub fn target(&self) -> PlanTarget {
         match self {
             OpBackend::Cpu(_) => PlanTarget::Cpu,
-            OpBackend::Cuda(_) => PlanTarget::Cuda,
+            OpBackend::Cuda(..) => PlanTarget::Cuda,
+        }
+    }
+
+    /// Element type of the values that it stores.
+    pub fn values(&self) -> ValueType {
+        match self {
+            OpBackend::Cpu(_) => ValueType::F32,
+            OpBackend::Cuda(_, values) => *values,
         }
     }
 }
@@ -110,10 +119,12 @@ macro_rules! families {
         })*
 
         impl StepOp {
-            /// Element types and lengths of its operands on a target, in order. Scratch is the last
-            /// write, if there is any; nothing else depends on the target.
-            pub fn signature(&self, target: PlanTarget) -> Signature {
+            /// Element types and lengths of its operands on a target, in order, for values of a
+            /// type. Scratch is the last write, if there is any; nothing else depends on the
+            /// target.
+            pub fn signature(&self, target: PlanTarget, values: ValueType) -> Signature {
                 let signature = match self { $(StepOp::$variant(op) => op.signature(),)* };
+                let signature = signature.with_values(values);
                 match target {
                     PlanTarget::Cpu => signature,
                     PlanTarget::Cuda => signature.with_scratch(gpu::scratch(self)),
@@ -175,7 +186,7 @@ families! {
 /// For indices out of range: labels, embedding indices and choices among the elements, ranges of
 /// parameters in the operation.
 pub fn run(on: OpBackend<'_>, op: &StepOp, operands: StepOperands<'_>) -> Result<()> {
-    let signature = op.signature(on.target());
+    let signature = op.signature(on.target(), on.values());
     let reads: Vec<OperandForm> = operands.reads.iter().map(Slice::form).collect();
     let writes: Vec<OperandForm> = operands.writes.iter().map(SliceMut::form).collect();
     if let Some([operand, expected, got]) = signature.misfit(&reads, &writes) {
@@ -183,7 +194,7 @@ pub fn run(on: OpBackend<'_>, op: &StepOp, operands: StepOperands<'_>) -> Result
     }
     match on {
         OpBackend::Cpu(isa) => op.run(isa, operands),
-        OpBackend::Cuda(stream) => cuda::run(stream, op, operands)?,
+        OpBackend::Cuda(stream, values) => cuda::run(stream, op, values, operands)?,
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Steps of batch norm, alone or fused with ReLU and pooling, of group norm, and of layer norm.
 
-use super::operand::{Signature, Slice, SliceMut, StepOperands, f32s, i64s, scratch, u8s};
+use super::operand::{Signature, Slice, SliceMut, StepOperands, f32s, i64s, scratch, u8s, values};
 use crate::kernels::norm::{
     self, Activation, BatchNormBackward, BatchNormForward, BatchStats, GroupNormBackward,
     GroupNormForward, GroupNormGrads, GroupNormSaved, LayerNormBackward, LayerNormForward,
@@ -135,47 +135,49 @@ impl NormOp {
         match *self {
             NormOp::Statistics(shape) => {
                 let (c, rest) = (f32s(shape.c), norm::batch::scratch_len(shape.c));
-                Signature::new(&[f32s(shape.len())], &[c, c, scratch(rest)])
+                Signature::new(&[values(shape.len())], &[c, c, scratch(rest)])
             }
             NormOp::UpdateRunning { channels, .. } => {
                 let c = f32s(channels);
                 Signature::new(&[c, c], &[c, c, i64s(1)])
             }
             NormOp::Forward(norm) => {
-                let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
+                let (x, c, y) = (values(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let codes = u8s(if norm.pool { y } else { 0 }).optional();
-                Signature::new(&[x, c, c, c, c], &[f32s(y), codes, scratch(norm.scratch_len())])
+                Signature::new(&[x, c, c, c, c], &[values(y), codes, scratch(norm.scratch_len())])
             }
             NormOp::GradientSums(norm) => {
-                let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
+                let (x, c, y) = (values(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let pooled = if norm.pool { y } else { 0 };
-                let (codes, out) = (u8s(pooled), f32s(pooled).optional());
+                let (codes, out) = (u8s(pooled), values(pooled).optional());
                 let (with, rest) = (f32s(norm.coefficients_len()), scratch(norm.scratch_len()));
-                Signature::new(&[x, c, c, c, c, f32s(y), codes, out], &[with, c, c, rest])
+                Signature::new(&[x, c, c, c, c, values(y), codes, out], &[with, c, c, rest])
             }
             NormOp::InputGradient { norm, .. } => {
-                let (x, c, y) = (f32s(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
+                let (x, c, y) = (values(norm.shape.len()), f32s(norm.shape.c), norm.output().len());
                 let (with, codes) =
                     (f32s(norm.coefficients_len()), u8s(if norm.pool { y } else { 0 }));
-                Signature::new(&[x, c, c, with, f32s(y), codes], &[x])
+                Signature::new(&[x, c, c, with, values(y), codes], &[x])
             }
             NormOp::GroupForward(GroupNorm { shape, groups, .. }) => {
-                let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
+                let (x, c, saved) =
+                    (values(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
                 let rest = scratch(norm::group::scratch_len(shape.c));
                 Signature::new(&[x, c, c], &[x, saved, saved, rest])
             }
             NormOp::GroupGradient { norm: GroupNorm { shape, groups, .. }, .. } => {
-                let (x, c, saved) = (f32s(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
+                let (x, c, saved) =
+                    (values(shape.len()), f32s(shape.c), f32s(shape.batch * groups));
                 let rest = scratch(norm::group::scratch_len(shape.c));
                 Signature::new(&[x, c, saved, saved, x], &[x.optional(), c, c, rest])
             }
             NormOp::LayerForward(of) => {
-                let (x, c, invstd) = (f32s(of.shape.len()), f32s(of.shape.c), f32s(of.rows()));
+                let (x, c, invstd) = (values(of.shape.len()), f32s(of.shape.c), f32s(of.rows()));
                 let (beta, mean) = (of.if_centred(of.shape.c), of.if_centred(of.rows()));
                 Signature::new(&[x, c, f32s(beta)], &[x, f32s(mean), invstd])
             }
             NormOp::LayerGradient { norm: of, .. } => {
-                let (x, c, invstd) = (f32s(of.shape.len()), f32s(of.shape.c), f32s(of.rows()));
+                let (x, c, invstd) = (values(of.shape.len()), f32s(of.shape.c), f32s(of.rows()));
                 let (beta, mean) = (of.if_centred(of.shape.c), of.if_centred(of.rows()));
                 let rest = scratch(norm::layer::scratch_len(of.shape.c));
                 let writes = [x.optional(), c, f32s(beta), rest];

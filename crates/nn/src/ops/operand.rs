@@ -3,6 +3,8 @@
 use meristem_device::{DType, Element};
 use smallvec::SmallVec;
 
+use crate::precision::ValueType;
+
 /// Element type, length and role of one operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spec {
@@ -12,6 +14,9 @@ pub struct Spec {
     pub len: usize,
     /// Whether it may be absent or is scratch.
     pub role: OperandRole,
+    /// Whether it has values of the network or gradients of values, whose element type is the
+    /// plan's [`ValueType`].
+    pub is_values: bool,
 }
 
 /// Element type and length of an operand that is given.
@@ -31,7 +36,7 @@ pub enum OperandRole {
 impl Spec {
     /// An operand of exactly `len` elements.
     pub const fn new(dtype: DType, len: usize) -> Self {
-        Self { dtype, len, role: OperandRole::Required }
+        Self { dtype, len, role: OperandRole::Required, is_values: false }
     }
 
     /// The same operand, which may be absent (no elements).
@@ -53,6 +58,11 @@ impl Spec {
 /// An f32 operand.
 pub(super) const fn f32s(len: usize) -> Spec {
     Spec::new(DType::F32, len)
+}
+
+/// An operand of values, or of gradients of values: f32 unless the plan stores another type.
+pub(super) const fn values(len: usize) -> Spec {
+    Spec { is_values: true, ..f32s(len) }
 }
 
 /// An f64 operand.
@@ -92,6 +102,14 @@ pub struct Signature {
 impl Signature {
     pub(super) fn new(reads: &[Spec], writes: &[Spec]) -> Self {
         Self { reads: SmallVec::from_slice(reads), writes: SmallVec::from_slice(writes) }
+    }
+
+    /// The signature with values of this type.
+    pub(super) fn with_values(mut self, of: ValueType) -> Self {
+        for spec in self.reads.iter_mut().chain(&mut self.writes).filter(|spec| spec.is_values) {
+            spec.dtype = of.dtype();
+        }
+        self
     }
 
     /// The signature with its scratch replaced by `len` elements.

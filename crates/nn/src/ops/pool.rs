@@ -1,6 +1,6 @@
 //! Steps of max pooling, average pooling and global average pooling.
 
-use super::operand::{Signature, Spec, StepOperands, f32s, u8s, u32s};
+use super::operand::{Signature, Spec, StepOperands, u8s, u32s, values};
 use crate::kernels::norm::batch::BLOCKED;
 use crate::kernels::pool::{self, PoolShape};
 use crate::kernels::{BatchShape, GradOut, Isa};
@@ -55,24 +55,27 @@ impl PoolOp {
         match *self {
             PoolOp::Max(shape) => {
                 let y = shape.output().len();
-                Signature::new(&[f32s(shape.input.len())], &[f32s(y), positions(&shape).optional()])
+                Signature::new(
+                    &[values(shape.input.len())],
+                    &[values(y), positions(&shape).optional()],
+                )
             }
             PoolOp::MaxGradient { shape, .. } => {
                 let y = shape.output().len();
-                Signature::new(&[f32s(y), positions(&shape)], &[f32s(shape.input.len())])
+                Signature::new(&[values(y), positions(&shape)], &[values(shape.input.len())])
             }
             PoolOp::WindowAverage(shape) => {
-                Signature::new(&[f32s(shape.input.len())], &[f32s(shape.output().len())])
+                Signature::new(&[values(shape.input.len())], &[values(shape.output().len())])
             }
             PoolOp::WindowAverageGradient { shape, .. } => {
-                Signature::new(&[f32s(shape.output().len())], &[f32s(shape.input.len())])
+                Signature::new(&[values(shape.output().len())], &[values(shape.input.len())])
             }
-            PoolOp::NormCodes { len } => Signature::new(&[f32s(len), u8s(len)], &[u8s(len)]),
+            PoolOp::NormCodes { len } => Signature::new(&[values(len), u8s(len)], &[u8s(len)]),
             PoolOp::Average(shape) => {
-                Signature::new(&[f32s(shape.len())], &[f32s(shape.batch * shape.c)])
+                Signature::new(&[values(shape.len())], &[values(shape.batch * shape.c)])
             }
             PoolOp::AverageGradient { shape, .. } => {
-                Signature::new(&[f32s(shape.batch * shape.c)], &[f32s(shape.len())])
+                Signature::new(&[values(shape.batch * shape.c)], &[values(shape.len())])
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Steps of embeddings, of vectors side by side, and of transposes.
 
-use super::operand::{Signature, StepOperands, f32s, u32s};
+use super::operand::{Signature, StepOperands, f32s, u32s, values};
 use crate::kernels::rows::{self, ColumnRange, Matrices};
 use crate::kernels::{GradOut, Isa};
 
@@ -56,21 +56,23 @@ impl RowsOp {
     pub(super) fn signature(&self) -> Signature {
         match *self {
             RowsOp::Embed(of) => {
-                let (table, y) = (f32s(of.entries * of.size), f32s(of.indices * of.size));
+                let (table, y) = (f32s(of.entries * of.size), values(of.indices * of.size));
                 Signature::new(&[u32s(of.indices), table], &[y])
             }
             RowsOp::EmbedGradient(of) => {
-                let (table, y) = (f32s(of.entries * of.size), f32s(of.indices * of.size));
+                let (table, y) = (f32s(of.entries * of.size), values(of.indices * of.size));
                 Signature::new(&[u32s(of.indices), y], &[table])
             }
             RowsOp::CopyIndices { len } => Signature::new(&[u32s(len)], &[u32s(len)]),
             RowsOp::Put { rows, at } => {
-                Signature::new(&[f32s(rows * at.count)], &[f32s(rows * at.width)])
+                Signature::new(&[values(rows * at.count)], &[values(rows * at.width)])
             }
             RowsOp::Take { rows, at, .. } => {
-                Signature::new(&[f32s(rows * at.width)], &[f32s(rows * at.count)])
+                Signature::new(&[values(rows * at.width)], &[values(rows * at.count)])
             }
-            RowsOp::Transpose { of, .. } => Signature::new(&[f32s(of.len())], &[f32s(of.len())]),
+            RowsOp::Transpose { of, .. } => {
+                Signature::new(&[values(of.len())], &[values(of.len())])
+            }
         }
     }
 

@@ -126,6 +126,8 @@ impl SampleCut {
             ElementwiseOp::Pass { len, accumulate } => {
                 ElementwiseOp::Pass { len: self.values(len)?, accumulate }
             }
+            ElementwiseOp::Narrow { len } => ElementwiseOp::Narrow { len: self.values(len)? },
+            ElementwiseOp::Widen { len } => ElementwiseOp::Widen { len: self.values(len)? },
             ElementwiseOp::Forward { function, len } => {
                 ElementwiseOp::Forward { function, len: self.values(len)? }
             }

@@ -13,7 +13,8 @@ use super::{PlanMode, PlanOptions};
 use crate::graph::{BufferId, Graph, NodeId, NodeOp, ParamId};
 use crate::kernels::BatchShape;
 use crate::layout::ParamLayout;
-use crate::ops::{ElementwiseOp, FusedOp, NormOp, OperandForm, OperandRole, StepOp, fused};
+use crate::ops::{ElementwiseOp, FusedOp, NormOp, OperandForm, OperandRole, Spec, StepOp, fused};
+use crate::precision::ValueType;
 use crate::space::{Space, SpaceSpan};
 
 /// Emits the backward steps of a lowered node, given the gradient of its output.
@@ -81,6 +82,8 @@ pub(crate) struct PlanBuilder<'g> {
     pub(crate) last_states: Vec<ValueId>,
     /// State of fused convolutions.
     pub(crate) fused: FusedState,
+    /// Values of another element type than a step reads, and their conversions.
+    converted: Vec<(ValueId, ValueId)>,
 }
 
 impl<'g> PlanBuilder<'g> {
@@ -102,6 +105,7 @@ impl<'g> PlanBuilder<'g> {
             alpha_row: 0,
             last_states: vec![],
             fused: FusedState::default(),
+            converted: vec![],
         };
         builder.leads = builder.leading();
         builder
@@ -149,6 +153,11 @@ impl<'g> PlanBuilder<'g> {
     /// A new arena value of `len` f32.
     pub(crate) fn arena(&mut self, len: usize) -> ValueId {
         self.value(ValueHome::Arena, DType::F32, len)
+    }
+
+    /// A new arena value of `len` elements of the type of values: of a node, or a gradient of one.
+    pub(crate) fn stored(&mut self, len: usize) -> ValueId {
+        self.value(ValueHome::Arena, self.options.values().dtype(), len)
     }
 
     /// A new arena value of `len` u8.
@@ -248,7 +257,7 @@ impl<'g> PlanBuilder<'g> {
 
     /// A new arena value for a node's output.
     pub(crate) fn output(&mut self, node: NodeId) -> ValueId {
-        let value = self.arena(self.shape(node).len());
+        let value = self.stored(self.shape(node).len());
         self.bind(node, value);
         value
     }
@@ -265,16 +274,69 @@ impl<'g> PlanBuilder<'g> {
     /// # Panics
     /// If operands do not match the signature; this check is for all runs.
     pub(crate) fn emit(&mut self, op: impl Into<StepOp>, reads: &[ValueId], writes: &[ValueId]) {
-        let op = op.into();
-        let signature = op.signature(self.options.target);
-        let (reads, mut writes) = (ValueList::from_slice(reads), ValueList::from_slice(writes));
+        self.emit_with(self.options.values(), op.into(), reads, writes);
+    }
+
+    /// As [`PlanBuilder::emit`], for a step over parameters or results: its values are f32.
+    pub(crate) fn emit_f32(
+        &mut self,
+        op: impl Into<StepOp>,
+        reads: &[ValueId],
+        writes: &[ValueId],
+    ) {
+        self.emit_with(ValueType::F32, op.into(), reads, writes);
+    }
+
+    fn emit_with(&mut self, values: ValueType, op: StepOp, reads: &[ValueId], writes: &[ValueId]) {
+        let signature = op.signature(self.options.target, values);
+        let fitting = |(at, id): (usize, &ValueId)| match signature.reads.get(at) {
+            Some(spec) => self.fitting(*id, spec),
+            None => *id,
+        };
+        let reads: ValueList = reads.iter().enumerate().map(fitting).collect();
+        let mut writes = ValueList::from_slice(writes);
         let scratch = signature.writes.iter().filter(|spec| spec.role == OperandRole::Scratch);
         writes.extend(scratch.map(|spec| self.arena(spec.len)));
         let forms =
             |ids: &[ValueId]| -> Vec<OperandForm> { ids.iter().map(|id| self.form(*id)).collect() };
         let misfit = signature.misfit(&forms(&reads), &forms(&writes));
         assert_eq!(misfit, None, "operands of {op:?}");
-        self.steps.push(Draft { op, reads, writes, phase: self.phase });
+        self.steps.push(Draft { op, values, reads, writes, phase: self.phase });
+    }
+
+    /// The value as a step reads it. Inputs and parameters of the caller are f32, and so are the
+    /// operands of losses: where values have another type, a step before converts them, once.
+    fn fitting(&mut self, id: ValueId, spec: &Spec) -> ValueId {
+        match (self.form(id).0, spec.dtype) {
+            (DType::F32, DType::BF16) => self.as_values(id),
+            (DType::BF16, DType::F32) => self.as_f32(id),
+            _ => id,
+        }
+    }
+
+    /// A value that no later step writes, as f32.
+    pub(crate) fn as_f32(&mut self, id: ValueId) -> ValueId {
+        self.converted(id, (DType::F32, |len| ElementwiseOp::Widen { len }))
+    }
+
+    /// An f32 value that no later step writes, in the type of values.
+    pub(crate) fn as_values(&mut self, id: ValueId) -> ValueId {
+        let to = self.options.values().dtype();
+        self.converted(id, (to, |len| ElementwiseOp::Narrow { len }))
+    }
+
+    fn converted(&mut self, id: ValueId, (to, op): (DType, fn(usize) -> ElementwiseOp)) -> ValueId {
+        let (dtype, len) = self.form(id);
+        if dtype == to || len == 0 {
+            return id;
+        }
+        if let Some((_, known)) = self.converted.iter().find(|(from, _)| *from == id) {
+            return *known;
+        }
+        let value = self.value(ValueHome::Arena, to, len);
+        self.emit(op(len), &[id], &[value]);
+        self.converted.push((id, value));
+        value
     }
 
     fn form(&self, id: ValueId) -> OperandForm {
@@ -381,7 +443,7 @@ impl<'g> PlanBuilder<'g> {
             };
             if seen.contains(&node) {
                 // The same value is read twice: one step may not write one gradient twice.
-                let value = self.arena(self.shape(node).len());
+                let value = self.stored(self.shape(node).len());
                 later.push((node, value));
                 return GradientTarget { value, accumulate: false };
             }
@@ -413,7 +475,7 @@ impl<'g> PlanBuilder<'g> {
     /// The destination of a gradient that the node `of` sends to its input `node`.
     fn target(&mut self, of: NodeId, node: NodeId) -> GradientTarget {
         let Some(value) = self.grads[node.index()] else {
-            let value = self.arena(self.shape(node).len());
+            let value = self.stored(self.shape(node).len());
             self.grads[node.index()] = Some(value);
             return GradientTarget { value, accumulate: false };
         };
@@ -428,7 +490,7 @@ impl<'g> PlanBuilder<'g> {
             return GradientTarget { value, accumulate: true };
         }
         let len = self.values[value.index()].len;
-        let own = self.arena(len);
+        let own = self.stored(len);
         self.emit(ElementwiseOp::Pass { len, accumulate: false }, &[value], &[own]);
         self.grads[node.index()] = Some(own);
         GradientTarget { value: own, accumulate: true }

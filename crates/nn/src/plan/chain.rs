@@ -12,6 +12,7 @@ use crate::kernels::parts;
 use crate::ops::chain::{Chain, ChainOperand, ChainOperands, ChainSizes, ChainStep, OperandPlace};
 use crate::ops::reduction::Reduction;
 use crate::ops::{ConvOp, OperandRole, PlanTarget, Spec, StepOp};
+use crate::precision::ValueType;
 
 /// Most bytes of all operands of a block, if it has more than one sample: the size of a
 /// second-level cache. Several times this size is equally fast on a core with exclusive use of the
@@ -144,8 +145,9 @@ fn are_apart(values: &[PlanValue], a: &Draft, b: &Draft) -> bool {
 impl SampleForms {
     /// `None` for a step that cannot be divided by samples.
     fn for_step(step: &Draft, batch: usize) -> Option<Self> {
-        let (one, all) = (step.op.over(1, batch)?, step.op.signature(PlanTarget::Cpu));
-        let one = one.signature(PlanTarget::Cpu);
+        let (one, all) =
+            (step.op.over(1, batch)?, step.op.signature(PlanTarget::Cpu, ValueType::F32));
+        let one = one.signature(PlanTarget::Cpu, ValueType::F32);
         let differ = |(all, one): (&Spec, &Spec)| all.len != one.len;
         let writes = all.writes.iter().zip(&one.writes);
         Some(Self {
@@ -292,7 +294,13 @@ impl StepRow {
         let (home, dtype, len) = (ValueHome::Arena, DType::F32, chain.scratch_len());
         values.push(PlanValue { home, dtype, len, from_start: false, to_end: false });
         writes.push(ValueId(values.len() as u32 - 1));
-        vec![Draft { op: Arc::new(chain).into(), reads, writes, phase: self.steps[0].phase }]
+        vec![Draft {
+            op: Arc::new(chain).into(),
+            values: ValueType::F32,
+            reads,
+            writes,
+            phase: self.steps[0].phase,
+        }]
     }
 }
 

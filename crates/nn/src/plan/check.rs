@@ -71,11 +71,13 @@ mod tests {
 
     use crate::ops::ElementwiseOp;
     use crate::plan::step::{Phase, ValueList};
+    use crate::precision::ValueType;
 
     fn draft(read: u32, write: u32) -> Draft {
         let list = |id| ValueList::from_slice(&[ValueId(id)]);
         let op = ElementwiseOp::Pass { len: 16, accumulate: false }.into();
-        Draft { op, reads: list(read), writes: list(write), phase: Phase::Forward }
+        let (reads, writes) = (list(read), list(write));
+        Draft { op, values: ValueType::F32, reads, writes, phase: Phase::Forward }
     }
 
     fn span(start: usize) -> SpaceSpan {

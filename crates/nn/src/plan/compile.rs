@@ -45,17 +45,22 @@ impl Plan {
             lower::train::deliver_output(&mut b);
         }
         b.begin(Phase::Backward);
+        let mut gradient = None;
         let output_gradient = match &mode {
             PlanMode::Train => Some(lower::train::loss(&mut b)),
             PlanMode::TrainPolicy { loss, pass } => {
                 Some(lower::train::policy_loss(&mut b, loss, *pass))
             }
             PlanMode::TrainByGradient => Some(lower::train::given_gradient(&mut b)),
-            PlanMode::Gradient => Some(b.given(b.shape(graph.output).len())),
+            PlanMode::Gradient => {
+                let given = b.given(b.shape(graph.output).len());
+                gradient = Some(given);
+                Some(b.as_values(given))
+            }
             PlanMode::Evaluate | PlanMode::Infer | PlanMode::Draw(_) => None,
         };
-        if let Some(gradient) = output_gradient {
-            b.seed(graph.output, gradient);
+        if let Some(seed) = output_gradient {
+            b.seed(graph.output, seed);
             for (node, emit) in backward.into_iter().rev() {
                 if let Some(gradient) = b.gradient(node).filter(|_| b.wants(node)) {
                     emit(&mut b, gradient);
@@ -75,7 +80,7 @@ impl Plan {
             PlanMode::Draw(sampler) => lower::train::deliver(&mut b, Some(sampler)),
             PlanMode::Gradient => {}
         }
-        Ok(finish(b, output_gradient.filter(|_| mode == PlanMode::Gradient)))
+        Ok(finish(b, gradient))
     }
 }
 
@@ -101,7 +106,9 @@ pub(super) fn finish(mut b: PlanBuilder<'_>, output_gradient: Option<ValueId>) -
         b.keep(std::iter::once(output).chain(b.last_states.clone()))
     }
     let inputs = (0..).zip(&graph.nodes).filter(|(_, node)| node.op.input().is_some());
-    let input_gradients = inputs.map(|(i, _)| b.gradient(NodeId(i))).collect::<Vec<_>>();
+    let inputs: Vec<_> = inputs.map(|(i, _)| b.gradient(NodeId(i))).collect();
+    let input_gradients: Vec<_> =
+        inputs.into_iter().map(|gradient| gradient.map(|of| b.as_f32(of))).collect();
     b.keep(input_gradients.iter().copied().flatten());
     let groups = (0..b.graph.groups.len()).map(|g| b.group_gradient(g)).collect::<Vec<_>>();
     let PlanBuilder { layout, options, mut values, mut steps, trained, last_states, .. } = b;
@@ -121,7 +128,12 @@ pub(super) fn finish(mut b: PlanBuilder<'_>, output_gradient: Option<ValueId>) -
     let phase_ends: [usize; Phase::COUNT] = std::array::from_fn(ends);
     let steps: Vec<PlanStep> = steps
         .into_iter()
-        .map(|d| PlanStep { op: d.op, reads: all(&d.reads), writes: all(&d.writes) })
+        .map(|d| PlanStep {
+            op: d.op,
+            values: d.values,
+            reads: all(&d.reads),
+            writes: all(&d.writes),
+        })
         .collect();
     let start = |phase: usize| if phase == 0 { 0 } else { phase_ends[phase - 1] };
     let uses_of = |first: usize, last: usize| {

@@ -9,7 +9,7 @@ use crate::kernels::sample::Sampler;
 use crate::loss::Loss;
 use crate::ops::PlanTarget;
 use crate::ops::ppo::PpoPass;
-use crate::precision::Precision;
+use crate::precision::{Precision, ValueType};
 
 /// Computation of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,7 +74,8 @@ pub struct PlanOptions {
     pub fuse: bool,
     /// Kind of device that it runs on.
     pub target: PlanTarget,
-    /// Precision of the products of convolutions and linear layers.
+    /// Precision of the products of convolutions and linear layers. On CUDA devices it also
+    /// determines the element type of values.
     pub precision: Precision,
     /// Whether a processor may compute convolutions by Winograd's minimal filtering.
     pub winograd: bool,
@@ -97,6 +98,14 @@ impl PlanOptions {
             winograd: true,
             loss: Loss::default(),
             batch_log: 0,
+        }
+    }
+
+    /// Element type of values between steps.
+    pub fn values(&self) -> ValueType {
+        match self.target {
+            PlanTarget::Cpu => ValueType::F32,
+            PlanTarget::Cuda => self.precision.value_type(),
         }
     }
 

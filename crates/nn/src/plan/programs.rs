@@ -64,7 +64,7 @@ pub(crate) fn program<'a>(
         Piece { argument, start, len: span.len }
     };
     let calls = steps.into_iter().flat_map(|step| {
-        let calls = gpu::emit(&step.op).into_iter();
+        let calls = gpu::emit(&step.op, step.values).into_iter();
         calls.map(|call| {
             call.place(|written, at| lies(if written { step.writes[at] } else { step.reads[at] }))
         })

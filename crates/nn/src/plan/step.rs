@@ -7,6 +7,7 @@ use super::memory::PlanMemory;
 use super::value::ValueId;
 use crate::kernels::Isa;
 use crate::ops::StepOp;
+use crate::precision::ValueType;
 use crate::space::{Space, SpaceSpan};
 
 /// The parts of a plan, in order. A run executes one phase, or several consecutive ones. In a plan
@@ -37,6 +38,8 @@ pub(crate) type ValueList = SmallVec<[ValueId; 8]>;
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) op: StepOp,
+    /// Element type of the operands that are values.
+    pub(crate) values: ValueType,
     pub(crate) reads: ValueList,
     pub(crate) writes: ValueList,
     pub(crate) phase: Phase,
@@ -47,6 +50,8 @@ pub(crate) struct Draft {
 pub struct PlanStep {
     /// The operation with its shapes.
     pub op: StepOp,
+    /// Element type of the operands that are values.
+    pub values: ValueType,
     /// Pieces it reads, in the order of the operation's signature.
     pub reads: SmallVec<[SpaceSpan; 8]>,
     /// Pieces it writes.
@@ -54,9 +59,10 @@ pub struct PlanStep {
 }
 
 impl PlanStep {
+    /// A step whose values are f32, if it has any.
     pub(crate) fn new(op: impl Into<StepOp>, reads: &[SpaceSpan], writes: &[SpaceSpan]) -> Self {
         let (reads, writes) = (SmallVec::from_slice(reads), SmallVec::from_slice(writes));
-        Self { op: op.into(), reads, writes }
+        Self { op: op.into(), values: ValueType::F32, reads, writes }
     }
 
     /// Runs on the calling thread.

@@ -14,7 +14,7 @@ use meristem_nn::ops::ppo::PpoPass;
 use meristem_nn::plan::{GroupMemory, PlanMemory};
 use meristem_nn::{
     Error, Isa, Network, NetworkOptions, Plan, PlanMode, PlanOptions, Result, SequenceNetwork,
-    SequenceOptions, SequenceRun,
+    SequenceOptions, SequenceRun, ValueType,
 };
 
 const DIMS: Dims = Dims { c: 3, h: 16, w: 16 };
@@ -161,7 +161,12 @@ fn data_that_an_objective_does_not_take_is_refused() {
     let mut b = GraphBuilder::new(Dims { c: 2, h: 1, w: 1 }, host::SGD);
     let y = b.linear(b.input(), "fc", 4, true, None).unwrap();
     let graph = Arc::new(b.finish(y).unwrap());
-    let options = SequenceOptions { seed: 1, isa: Isa::detect(), owner: Owner::Policy };
+    let options = SequenceOptions {
+        seed: 1,
+        isa: Isa::detect(),
+        owner: Owner::Policy,
+        values: ValueType::F32,
+    };
     let mut network = SequenceNetwork::new(&stream, graph, options).unwrap();
     let head = PpoHead {
         choices: 3,

@@ -3,6 +3,7 @@
 use crate::common::functions::FUNCTIONS;
 use crate::common::host::{self, BASELINE, DEEP, MINIMAL, Shape};
 use crate::common::{Case, assert_close};
+use crate::network::{self, Stage};
 use meristem_nn::graph::{
     BlendMode, BlendOperands, ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId,
     PoolGeometry, SgdConfig, UnaryFunction,
@@ -34,13 +35,43 @@ fn a_plan_for_cuda_is_few_calls_and_little_traffic() {
     for of in Precision::ALL {
         let (calls, bytes) = cost(of, PlanMode::Train, true);
         // On tensor cores tiles are smaller, so there are more partial sums.
-        let most = if of == Precision::F32 { 290_000 } else { 293_000 };
-        assert!(calls <= 13 && bytes <= most, "{of}: {calls} calls, {bytes} bytes");
-        let (calls, bytes) = cost(of, PlanMode::Evaluate, true);
-        assert!(calls <= 5 && bytes <= 130_000, "{of}: {calls} calls, {bytes} bytes");
+        // With values of bf16 the images are converted first, and the logits and their gradient.
+        let (most, most_evaluating) = match of {
+            Precision::F32 => ((13, 290_000), (5, 130_000)),
+            Precision::Tf32 => ((13, 293_000), (5, 130_000)),
+            Precision::Bf16 => ((16, 173_000), (7, 85_000)),
+        };
+        assert!(calls <= most.0 && bytes <= most.1, "{of}: {calls} calls, {bytes} bytes");
+        let ((calls, bytes), most) = (cost(of, PlanMode::Evaluate, true), most_evaluating);
+        assert!(calls <= most.0 && bytes <= most.1, "{of}: {calls} calls, {bytes} bytes");
     }
     let (calls, bytes) = cost(Precision::F32, PlanMode::Train, false);
     assert!(calls > 40 && bytes > 520_000, "without fusion: {calls} calls, {bytes} bytes");
+}
+
+/// Values of bf16 take half of the memory and half of the traffic of f32, apart from parameters,
+/// partial sums and what is converted: in a host with modules, with and without fusion.
+#[test]
+fn bf16_halves_memory_and_traffic() {
+    let dims = Dims { c: 3, h: 32, w: 32 };
+    let host = host::bare(BASELINE, dims);
+    let slots = ["r0c0", "r1c1"];
+    let grown = network::grown(BASELINE, dims, &slots, Stage::Blending(BlendMode::Gate));
+    for (graph, fuse) in [(&host, true), (&host, false), (&grown, true), (&grown, false)] {
+        let of = |precision, mode: PlanMode| {
+            let options = PlanOptions::new(128, mode);
+            let options = PlanOptions { target: PlanTarget::Cuda, fuse, precision, ..options };
+            let plan = Plan::compile(graph, options).unwrap();
+            let bytes = plan.traffic().iter().map(|(_, bytes)| bytes).sum::<usize>();
+            [plan.arena_len() as f64 * 4.0 / 128.0, bytes as f64 / 128.0]
+        };
+        for mode in [PlanMode::Train, PlanMode::Evaluate] {
+            let [f32, bf16] = [Precision::F32, Precision::Bf16].map(|of_| of(of_, mode.clone()));
+            for (f32, bf16) in f32.into_iter().zip(bf16) {
+                assert!(bf16 < 0.67 * f32, "{mode:?}, fused {fuse}: {f32} and {bf16} bytes");
+            }
+        }
+    }
 }
 
 /// Fused convolutions are for devices on which memory traffic is the cost; a processor runs

@@ -318,11 +318,12 @@ settings! {
         /// On resume cpu:N may become cuda:N or the reverse; from there on the results differ by
         /// rounding.
         devices: Vec<String> = same(["cpu".to_string()]), unit("LIST"), on_resume(), of_learner();
-        /// Precision of convolutions and linear layers in hosts and modules, in training and
-        /// evaluation: f32, tf32 or bf16. tf32 and bf16 round the factors of each product and
-        /// accumulate in f32 on tensor cores; all devices must then be CUDA devices. Everything
-        /// else is f32, the policy included. The precision may change on resume; from there on the
-        /// results differ.
+        /// Precision of hosts and modules, in training and evaluation: f32, tf32 or bf16. tf32
+        /// rounds the factors of products in convolutions and linear layers. bf16 stores
+        /// activations and their gradients in 16 bits, of the policy as well, and multiplies
+        /// factors of bf16. Sums, weights, statistics, losses and optimisers are f32. All devices
+        /// must be CUDA devices, except with f32. The precision may change on resume; from there on
+        /// the results differ.
         precision: Precision = same(Precision::default()), since(5, "f32"), on_resume(),
             of_learner();
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on

@@ -142,7 +142,8 @@ impl<'a> Plan<'a> {
     fn policy(&self, stream: &Stream, learning: Learning) -> Result<Ppo> {
         let of = if learning == Learning::On { Use::Round } else { Use::Evaluation };
         let (envs, seed) = (self.request.envs_of(of), self.request.seed);
-        let options = PpoOptions { envs, steps: self.steps, seed, isa: self.isa, learning };
+        let values = self.first.precision.value_type();
+        let options = PpoOptions { envs, steps: self.steps, seed, isa: self.isa, learning, values };
         let (config, domain) = (self.first.ppo_config(), self.domain.clone());
         let policy = match self.first.policy_form() {
             ObservationForm::SetWiden => Ppo::of_sets_and_layers(stream, config, domain, options)?,

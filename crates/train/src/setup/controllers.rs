@@ -160,6 +160,7 @@ fn policy(setup: &Setup, stream: &Stream, learning: Learning, train_samples: usi
         seed: config.seed,
         isa: setup.isa,
         learning,
+        values: config.precision.value_type(),
     };
     let mut ppo = match config.policy_form() {
         ObservationForm::Vector => {

@@ -1,6 +1,6 @@
 // Blends of a module and its host (kernels/blend.rs): h host, m module, x the module's input, a
 // alpha. One thread per element, unless stated otherwise.
-#include "nn.cuh"
+#include "value.cuh"
 
 const u32 ADD = 0, MULTIPLY = 1, GATE = 2;
 const u32 THREADS = 256;
@@ -12,7 +12,7 @@ struct Mix {
 };
 
 // The weight of m against h: alpha, times the sample's gate if there is one.
-__device__ __forceinline__ float weight(Span<const float> gate, float a, i64 i, const Mix& of) {
+__device__ __forceinline__ float weight(Span<const Value> gate, float a, i64 i, const Mix& of) {
     if (of.mode != GATE) return a;
     u32 rest, sample = of.each.divide((u32)i, rest);
     return a * gate[sample];
@@ -20,8 +20,8 @@ __device__ __forceinline__ float weight(Span<const float> gate, float a, i64 i, 
 
 // With an alpha of zero the result is h, for any value of the other operands.
 extern "C" __global__ void __launch_bounds__(256)
-    blend_forward(Span<const float> h, Span<const float> m, Span<const float> x,
-                  Span<const float> gate, Span<const float> alpha, Span<float> y, Mix of) {
+    blend_forward(Span<const Value> h, Span<const Value> m, Span<const Value> x,
+                  Span<const Value> gate, Span<const float> alpha, Span<Value> y, Mix of) {
     locate(h, m, x, gate, alpha, y);
     i64 i = first();
     if (i >= y.len) return;
@@ -37,9 +37,9 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // All gradients but the gate's.
 extern "C" __global__ void __launch_bounds__(256)
-    blend_gradient(Span<const float> h, Span<const float> m, Span<const float> x,
-                   Span<const float> gate, Span<const float> alpha, Span<const float> dy,
-                   Span<float> dh, Span<float> dm, Span<float> dx, Mix of) {
+    blend_gradient(Span<const Value> h, Span<const Value> m, Span<const Value> x,
+                   Span<const Value> gate, Span<const float> alpha, Span<const Value> dy,
+                   Span<Value> dh, Span<Value> dm, Span<Value> dx, Mix of) {
     locate(h, m, x, gate, alpha, dy, dh, dm, dx);
     i64 i = first();
     if (i >= dy.len) return;
@@ -61,8 +61,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // dgate = a·Σ dy·(m - h), in f64; a block for a sample.
 extern "C" __global__ void __launch_bounds__(256)
-    gate_gradient(Span<const float> h, Span<const float> m, Span<const float> alpha,
-                  Span<const float> dy, Span<float> dgate, Mix of) {
+    gate_gradient(Span<const Value> h, Span<const Value> m, Span<const float> alpha,
+                  Span<const Value> dy, Span<Value> dgate, Mix of) {
     locate(h, m, alpha, dy, dgate);
     __shared__ double part[THREADS];
     if (dgate.len == 0) return;
@@ -80,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    tanh_mix(Span<const float> x, Span<const float> y, Span<const float> s, Span<float> out) {
+    tanh_mix(Span<const Value> x, Span<const Value> y, Span<const float> s, Span<Value> out) {
     locate(x, y, s, out);
     i64 i = first();
     if (i < out.len) out[i] = x[i] + tanh_(s[0]) * (y[i] - x[i]);
@@ -93,8 +93,8 @@ struct Chunks {
 
 // dx and dy, and a block's part of Σ dout·(y - x).
 extern "C" __global__ void __launch_bounds__(256)
-    tanh_mix_gradient(Span<const float> x, Span<const float> y, Span<const float> s,
-                      Span<const float> dout, Span<float> dx, Span<float> dy, Span<double> partial,
+    tanh_mix_gradient(Span<const Value> x, Span<const Value> y, Span<const float> s,
+                      Span<const Value> dout, Span<Value> dx, Span<Value> dy, Span<double> partial,
                       Chunks of) {
     locate(x, y, s, dout, dx, dy, partial);
     __shared__ double part[THREADS];

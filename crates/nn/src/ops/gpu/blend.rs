@@ -5,29 +5,62 @@ use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
-use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use super::{
+    Emission, READ, READ_VALUES, VALUE_HEADERS, WRITE, WRITE_VALUES, by_values, emitted, kernel,
+    plain, read, value_kernels, value_sources, write,
+};
 use crate::kernels::blend::BlendMode;
 use crate::ops::blend::{Blend, BlendOp};
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("blend.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "blend.cu");
 
-static FORWARD: Kernel =
-    kernel::<Mix>(&SOURCE, "blend_forward", &[READ, READ, READ, READ, READ, WRITE]);
-static GRADIENT: Kernel = kernel::<Mix>(
-    &SOURCE,
+static FORWARD: [Kernel; 2] = value_kernels!(
+    Mix,
+    SOURCE,
+    "blend_forward",
+    [READ_VALUES, READ_VALUES, READ_VALUES, READ_VALUES, READ, WRITE_VALUES]
+);
+static GRADIENT: [Kernel; 2] = value_kernels!(
+    Mix,
+    SOURCE,
     "blend_gradient",
-    &[READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE],
+    [
+        READ_VALUES,
+        READ_VALUES,
+        READ_VALUES,
+        READ_VALUES,
+        READ,
+        READ_VALUES,
+        WRITE_VALUES,
+        WRITE_VALUES,
+        WRITE_VALUES
+    ]
 );
-static GATE_GRADIENT: Kernel =
-    kernel::<Mix>(&SOURCE, "gate_gradient", &[READ, READ, READ, READ, WRITE]);
-static TANH_MIX: Kernel = kernel::<()>(&SOURCE, "tanh_mix", &[READ, READ, READ, WRITE]);
-static TANH_MIX_GRADIENT: Kernel = kernel::<Chunks>(
-    &SOURCE,
+static GATE_GRADIENT: [Kernel; 2] = value_kernels!(
+    Mix,
+    SOURCE,
+    "gate_gradient",
+    [READ_VALUES, READ_VALUES, READ, READ_VALUES, WRITE_VALUES]
+);
+static TANH_MIX: [Kernel; 2] =
+    value_kernels!((), SOURCE, "tanh_mix", [READ_VALUES, READ_VALUES, READ, WRITE_VALUES]);
+static TANH_MIX_GRADIENT: [Kernel; 2] = value_kernels!(
+    Chunks,
+    SOURCE,
     "tanh_mix_gradient",
-    &[READ, READ, READ, READ, WRITE, WRITE, Operand::write::<f64>()],
+    [
+        READ_VALUES,
+        READ_VALUES,
+        READ,
+        READ_VALUES,
+        WRITE_VALUES,
+        WRITE_VALUES,
+        Operand::write::<f64>()
+    ]
 );
-static TANH_MIX_SCALAR: Kernel =
-    kernel::<()>(&SOURCE, "tanh_mix_scalar", &[Operand::read::<f64>(), READ, WRITE]);
+static TANH_MIX_SCALAR: [Kernel; 2] =
+    value_kernels!((), SOURCE, "tanh_mix_scalar", [Operand::read::<f64>(), READ, WRITE]);
 
 /// Threads of a block that sums.
 const THREADS: usize = 256;
@@ -67,26 +100,29 @@ fn chunk(len: usize) -> usize {
     len.div_ceil(256).next_multiple_of(THREADS).max(16 * THREADS)
 }
 
-pub(super) fn emit(op: &BlendOp) -> Emission {
+pub(super) fn emit(op: &BlendOp, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
     match *op {
         BlendOp::Forward(of) => {
             let operands = [read(0), read(1), read(2), read(3), read(4), write(0)];
-            smallvec![emitted(Call::each(&FORWARD, of.len), &operands, mix(&of, [false; 4]))]
+            smallvec![emitted(Call::each(by(&FORWARD), of.len), &operands, mix(&of, [false; 4]))]
         }
-        BlendOp::Gradient { blend, accumulate } => gradient(&blend, mix(&blend, accumulate)),
+        BlendOp::Gradient { blend, accumulate } => {
+            gradient(&blend, mix(&blend, accumulate), values)
+        }
         BlendOp::TanhMix { len } => {
             let operands = [read(0), read(1), read(2), write(0)];
-            smallvec![plain(Call::each(&TANH_MIX, len), &operands)]
+            smallvec![plain(Call::each(by(&TANH_MIX), len), &operands)]
         }
         BlendOp::TanhMixGradient { len, accumulate } => {
             let (chunk, [x, y, s, dout]) = (chunk(len), std::array::from_fn(read));
             let (chunks, [dx, dy, ds, scratch]) = (len.div_ceil(chunk), std::array::from_fn(write));
             let partial = scratch.part(0, chunks);
-            let values = Chunks { chunk: chunk as u32, accumulate: bits(&accumulate) };
-            let parts = Call::new(&TANH_MIX_GRADIENT, chunks as u32, THREADS as u32);
-            let total = Call::new(&TANH_MIX_SCALAR, 1, THREADS as u32);
+            let numbers = Chunks { chunk: chunk as u32, accumulate: bits(&accumulate) };
+            let parts = Call::new(by(&TANH_MIX_GRADIENT), chunks as u32, THREADS as u32);
+            let total = Call::new(by(&TANH_MIX_SCALAR), 1, THREADS as u32);
             smallvec![
-                emitted(parts, &[x, y, s, dout, dx, dy, partial], values),
+                emitted(parts, &[x, y, s, dout, dx, dy, partial], numbers),
                 plain(total, &[partial, s, ds]),
             ]
         }
@@ -102,14 +138,15 @@ pub(super) fn scratch(op: &BlendOp) -> usize {
     }
 }
 
-fn gradient(of: &Blend, values: Mix) -> Emission {
+fn gradient(of: &Blend, mix: Mix, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
     let [h, m, x, gate, alpha, dy] = std::array::from_fn(read);
     let [dh, dm, dx, dgate] = std::array::from_fn(write);
     let operands = [h, m, x, gate, alpha, dy, dh, dm, dx];
-    let mut calls: Emission = smallvec![emitted(Call::each(&GRADIENT, of.len), &operands, values)];
+    let mut calls: Emission = smallvec![emitted(Call::each(by(&GRADIENT), of.len), &operands, mix)];
     if of.mode == BlendMode::Gate {
-        let call = Call::new(&GATE_GRADIENT, of.samples as u32, THREADS as u32);
-        calls.push(emitted(call, &[h, m, alpha, dy, dgate], values));
+        let call = Call::new(by(&GATE_GRADIENT), of.samples as u32, THREADS as u32);
+        calls.push(emitted(call, &[h, m, alpha, dy, dgate], mix));
     }
     calls
 }

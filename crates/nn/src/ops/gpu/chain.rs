@@ -4,6 +4,7 @@
 use super::{CallOperand, Emission, Emitted, emit as emit_any, read, scratch as scratch_of, write};
 use crate::ops::StepOp;
 use crate::ops::chain::{Chain, ChainOperand, OperandPlace};
+use crate::precision::ValueType;
 
 /// A step, with its operands among the chain's operands.
 struct PlacedStep<'a> {
@@ -40,7 +41,7 @@ fn steps(of: &Chain, rest: usize) -> impl Iterator<Item = PlacedStep<'_>> {
     })
 }
 
-pub(super) fn emit(of: &Chain) -> Emission {
+pub(super) fn emit(of: &Chain, values: ValueType) -> Emission {
     let calls = steps(of, rest(of)).flat_map(|PlacedStep { op, reads, writes }| {
         let place = move |at: CallOperand| {
             let given = if at.written { writes[at.index] } else { reads[at.index] };
@@ -51,7 +52,7 @@ pub(super) fn emit(of: &Chain) -> Emission {
                 (None, _) => given,
             }
         };
-        emit_any(op).into_iter().map(move |Emitted { call, operands }| Emitted {
+        emit_any(op, values).into_iter().map(move |Emitted { call, operands }| Emitted {
             call,
             operands: operands.into_iter().map(&place).collect(),
         })

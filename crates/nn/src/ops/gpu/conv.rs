@@ -7,8 +7,9 @@ use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::{
-    CallOperand, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, norm,
-    product_headers, product_kernels, product_sources, read, source, write,
+    CallOperand, Emission, Emitted, HEADERS, READ, READ_VALUES, VALUE_HEADERS, WRITE, WRITE_VALUES,
+    by_precision, by_values, emitted, kernel, norm, product_headers, product_kernels,
+    product_sources, read, value_kernels, value_sources, write,
 };
 use crate::kernels::conv::ConvShape;
 use crate::kernels::pad16;
@@ -31,46 +32,52 @@ pub(super) static DEPTHWISE: [KernelSource; 3] =
     product_sources!(CONV_HEADERS, "conv/depthwise.cu");
 /// 3 × 3 with stride 1.
 pub(super) static WINDOW: [KernelSource; 3] = product_sources!(CONV_HEADERS, "conv/window.cu");
-pub(super) static SUMS: KernelSource = source!("conv/sums.cu");
+pub(super) static SUMS: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "conv/sums.cu");
 
 /// x, w, bias, y.
-const FORWARD_OPERANDS: [Operand; 4] = [READ, READ, READ, WRITE];
-/// dy, w, dx; or x, dy, sums.
-const BACKWARD_OPERANDS: [Operand; 3] = [READ, READ, WRITE];
+const FORWARD_OPERANDS: [Operand; 4] = [READ_VALUES, READ, READ, WRITE_VALUES];
+/// dy, w, dx.
+const BACKWARD_OPERANDS: [Operand; 3] = [READ_VALUES, READ, WRITE_VALUES];
+/// x, dy, sums.
+const WEIGHT_OPERANDS: [Operand; 3] = [READ_VALUES, READ_VALUES, WRITE];
 
 static FORWARD: Tiled = Tiled {
-    large: product_kernels::<ConvValues>(&ANY, "forward_large", &FORWARD_OPERANDS),
-    wide: product_kernels::<ConvValues>(&ANY, "forward_wide", &FORWARD_OPERANDS),
-    narrow: product_kernels::<ConvValues>(&ANY, "forward_narrow", &FORWARD_OPERANDS),
-    small: product_kernels::<ConvValues>(&ANY, "forward_small", &FORWARD_OPERANDS),
+    large: product_kernels!(ConvValues, ANY, "forward_large", FORWARD_OPERANDS),
+    wide: product_kernels!(ConvValues, ANY, "forward_wide", FORWARD_OPERANDS),
+    narrow: product_kernels!(ConvValues, ANY, "forward_narrow", FORWARD_OPERANDS),
+    small: product_kernels!(ConvValues, ANY, "forward_small", FORWARD_OPERANDS),
     narrow_rows: 128,
 };
 static DATA: Tiled = Tiled {
-    large: product_kernels::<ConvValues>(&ANY, "data_large", &BACKWARD_OPERANDS),
-    wide: product_kernels::<ConvValues>(&ANY, "data_wide", &BACKWARD_OPERANDS),
-    narrow: product_kernels::<ConvValues>(&ANY, "data_narrow", &BACKWARD_OPERANDS),
-    small: product_kernels::<ConvValues>(&ANY, "data_small", &BACKWARD_OPERANDS),
+    large: product_kernels!(ConvValues, ANY, "data_large", BACKWARD_OPERANDS),
+    wide: product_kernels!(ConvValues, ANY, "data_wide", BACKWARD_OPERANDS),
+    narrow: product_kernels!(ConvValues, ANY, "data_narrow", BACKWARD_OPERANDS),
+    small: product_kernels!(ConvValues, ANY, "data_small", BACKWARD_OPERANDS),
     narrow_rows: 128,
 };
 static WEIGHT: Tiled = Tiled {
-    large: product_kernels::<ConvValues>(&ANY, "weight_large", &BACKWARD_OPERANDS),
-    wide: product_kernels::<ConvValues>(&ANY, "weight_wide", &BACKWARD_OPERANDS),
-    narrow: product_kernels::<ConvValues>(&ANY, "weight_narrow", &BACKWARD_OPERANDS),
-    small: product_kernels::<ConvValues>(&ANY, "weight_small", &BACKWARD_OPERANDS),
+    large: product_kernels!(ConvValues, ANY, "weight_large", WEIGHT_OPERANDS),
+    wide: product_kernels!(ConvValues, ANY, "weight_wide", WEIGHT_OPERANDS),
+    narrow: product_kernels!(ConvValues, ANY, "weight_narrow", WEIGHT_OPERANDS),
+    small: product_kernels!(ConvValues, ANY, "weight_small", WEIGHT_OPERANDS),
     narrow_rows: 64,
 };
-static DEPTHWISE_FORWARD: [Kernel; 3] =
-    product_kernels::<ConvValues>(&DEPTHWISE, "depthwise_forward", &FORWARD_OPERANDS);
+static DEPTHWISE_FORWARD: [Kernel; 3] = product_kernels!(
+    ConvValues,
+    DEPTHWISE,
+    "depthwise_forward",
+    [READ_VALUES, READ, READ, WRITE_VALUES]
+);
 static DEPTHWISE_DATA: [Kernel; 3] =
-    product_kernels::<ConvValues>(&DEPTHWISE, "depthwise_data", &BACKWARD_OPERANDS);
+    product_kernels!(ConvValues, DEPTHWISE, "depthwise_data", [READ_VALUES, READ, WRITE_VALUES]);
 static DEPTHWISE_WEIGHT: [Kernel; 3] =
-    product_kernels::<ConvValues>(&DEPTHWISE, "depthwise_weight", &BACKWARD_OPERANDS);
-static STATISTICS_PARTS: Kernel =
-    kernel::<Statistics>(&SUMS, "statistics_parts", &[READ, Operand::write::<f64>()]);
-static STATISTICS_FINISH: Kernel =
-    kernel::<norm::Finish>(&SUMS, "statistics_finish", &[Operand::read::<f64>(), WRITE, WRITE]);
-static WEIGHT_FINISH: Kernel =
-    kernel::<WeightValues>(&SUMS, "weight_finish", &[READ, WRITE, WRITE]);
+    product_kernels!(ConvValues, DEPTHWISE, "depthwise_weight", [READ_VALUES, READ_VALUES, WRITE]);
+static STATISTICS_PARTS: [Kernel; 2] =
+    value_kernels!(Statistics, SUMS, "statistics_parts", [READ_VALUES, Operand::write::<f64>()]);
+static STATISTICS_FINISH: [Kernel; 2] =
+    value_kernels!(norm::Finish, SUMS, "statistics_finish", [Operand::read::<f64>(), WRITE, WRITE]);
+static WEIGHT_FINISH: [Kernel; 2] =
+    value_kernels!(WeightValues, SUMS, "weight_finish", [READ, WRITE, WRITE]);
 
 /// Blocks that keep a GPU busy, which has 100 to 150 multiprocessors.
 const BUSY: usize = 256;
@@ -315,12 +322,17 @@ fn forward_with_statistics(product: &ConvProduct) -> Emission {
     };
     let sums = write(3).part(0, statistics_len(product));
     let finish = norm::Finish::new(shape.out_c, parts.count, pixels(shape), 0.0);
-    let finish = emitted(finish.call(&STATISTICS_FINISH), &[sums, write(1), write(2)], finish);
+    let values = product.precision.value_type();
+    let finish = emitted(
+        finish.call(by_values(&STATISTICS_FINISH, values)),
+        &[sums, write(1), write(2)],
+        finish,
+    );
     if window::fits(shape) {
         return smallvec![window::forward_with_sums(product, statistics_len(product)), finish];
     }
     let blocks = parts.count * shape.out_c.div_ceil(lanes);
-    let call = Call::new(&STATISTICS_PARTS, blocks as u32, 256);
+    let call = Call::new(by_values(&STATISTICS_PARTS, values), blocks as u32, 256);
     smallvec![forward(product), emitted(call, &[write(0), sums], of), finish]
 }
 
@@ -337,11 +349,12 @@ fn weight_gradient(product: &ConvProduct) -> Emission {
         WEIGHT.call(product.precision, size)
     };
     let call = emitted(call, &[read(0), read(1), write(2)], of);
-    smallvec![call, finish(shape, parts.count)]
+    smallvec![call, finish(product, parts.count)]
 }
 
 /// Adds the parts' sums in scratch to the gradients of the parameters.
-fn finish(shape: &ConvShape, parts: usize) -> Emitted {
+fn finish(product: &ConvProduct, parts: usize) -> Emitted {
+    let shape = &product.shape;
     let finish = WeightValues {
         weights: weights(shape) as u32,
         columns: shape.job_out() as u32,
@@ -351,7 +364,8 @@ fn finish(shape: &ConvShape, parts: usize) -> Emitted {
     };
     // Threads for each gradient, no more than have a part.
     let each = parts.next_power_of_two().clamp(1, 8);
-    let call = Call::new(&WEIGHT_FINISH, sums_len(shape).div_ceil(32) as u32, 32 * each as u32);
+    let kernel = by_values(&WEIGHT_FINISH, product.precision.value_type());
+    let call = Call::new(kernel, sums_len(shape).div_ceil(32) as u32, 32 * each as u32);
     emitted(call, &[write(2), write(0), write(1)], finish)
 }
 

@@ -1,6 +1,7 @@
 // Dropout (kernels/dropout.rs), with its bits. The numbers of a layer: threshold, scale, two words of
 // the key, number of the first sample.
 #include "philox.cuh"
+#include "value.cuh"
 
 struct Drawn {
     u32 each;  // elements of a sample
@@ -28,7 +29,7 @@ struct Applied {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    apply_mask(Span<const float> x, Span<const u8> mask, Span<const double> numbers, Span<float> y,
+    apply_mask(Span<const Value> x, Span<const u8> mask, Span<const double> numbers, Span<Value> y,
                Applied a) {
     locate(x, mask, numbers, y);
     i64 i = first();

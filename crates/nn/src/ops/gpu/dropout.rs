@@ -4,21 +4,30 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
-use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use super::{
+    Emission, READ_VALUES, VALUE_HEADERS, WRITE_VALUES, by_values, emitted, kernel, plain, read,
+    value_kernels, value_sources, write,
+};
 use crate::ops::DropoutOp;
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("dropout.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "dropout.cu");
 
 const NUMBERS: Operand = Operand::read::<f64>();
 
-static DRAW: Kernel = kernel::<DrawValues>(
-    &SOURCE,
+static DRAW: [Kernel; 2] = value_kernels!(
+    DrawValues,
+    SOURCE,
     "draw_mask",
-    &[NUMBERS, Operand::read::<i64>(), Operand::write::<u8>()],
+    [NUMBERS, Operand::read::<i64>(), Operand::write::<u8>()]
 );
-static APPLY: Kernel =
-    kernel::<ApplyValues>(&SOURCE, "apply_mask", &[READ, Operand::read::<u8>(), NUMBERS, WRITE]);
-static COUNT: Kernel = kernel::<()>(&SOURCE, "count_batch", &[Operand::write::<i64>()]);
+static APPLY: [Kernel; 2] = value_kernels!(
+    ApplyValues,
+    SOURCE,
+    "apply_mask",
+    [READ_VALUES, Operand::read::<u8>(), NUMBERS, WRITE_VALUES]
+);
+static COUNT: [Kernel; 2] = value_kernels!((), SOURCE, "count_batch", [Operand::write::<i64>()]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -33,19 +42,24 @@ struct ApplyValues {
     accumulate: u32,
 }
 
-pub(super) fn emit(op: &DropoutOp) -> Emission {
+pub(super) fn emit(op: &DropoutOp, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
     match *op {
         DropoutOp::Draw { samples, each } => {
             // One thread for 4 elements; the first of 64 may lie before the tensor.
             let threads = 16 * ((samples * each).div_ceil(64) + 1);
-            let values = DrawValues { each: each as u32 };
-            smallvec![emitted(Call::each(&DRAW, threads), &[read(0), read(1), write(0)], values)]
+            let numbers = DrawValues { each: each as u32 };
+            smallvec![emitted(
+                Call::each(by(&DRAW), threads),
+                &[read(0), read(1), write(0)],
+                numbers
+            )]
         }
         DropoutOp::Apply { len, accumulate } => {
-            let values = ApplyValues { accumulate: accumulate.into() };
+            let numbers = ApplyValues { accumulate: accumulate.into() };
             let operands = [read(0), read(1), read(2), write(0)];
-            smallvec![emitted(Call::each(&APPLY, len), &operands, values)]
+            smallvec![emitted(Call::each(by(&APPLY), len), &operands, numbers)]
         }
-        DropoutOp::Count => smallvec![plain(Call::each(&COUNT, 1), &[write(0)])],
+        DropoutOp::Count => smallvec![plain(Call::each(by(&COUNT), 1), &[write(0)])],
     }
 }

@@ -1,6 +1,6 @@
 // Operations element by element, and per channel (kernels/elementwise.rs). One thread per element,
 // unless stated otherwise.
-#include "nn.cuh"
+#include "value.cuh"
 
 struct Constant {
     float value;
@@ -27,7 +27,7 @@ struct Options {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    pass(Span<const float> x, Span<float> y, Options o) {
+    pass(Span<const Value> x, Span<Value> y, Options o) {
     locate(x, y);
     i64 i = first();
     if (i < y.len) put(y[i], x[i], o.accumulate);
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // NaN stays NaN.
 extern "C" __global__ void __launch_bounds__(256)
-    forward(Span<const float> x, Span<float> y, Options o) {
+    forward(Span<const Value> x, Span<Value> y, Options o) {
     locate(x, y);
     i64 i = first();
     if (i >= y.len) return;
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    gradient(Span<const float> y, Span<const float> dy, Span<float> dx, Options o) {
+    gradient(Span<const Value> y, Span<const Value> dy, Span<Value> dx, Options o) {
     locate(y, dy, dx);
     i64 i = first();
     if (i >= dx.len) return;
@@ -98,7 +98,7 @@ __device__ __forceinline__ Normal normal(float x) {
 const float INNER = 1.5957692f, CUBIC = 0.071354814f;
 
 extern "C" __global__ void __launch_bounds__(256)
-    function(Span<const float> x, Span<float> y, Function o) {
+    function(Span<const Value> x, Span<Value> y, Function o) {
     locate(x, y);
     i64 i = first();
     if (i >= y.len) return;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // From the saved value: x of GELU, SiLU and hard swish, y of the others.
 extern "C" __global__ void __launch_bounds__(256)
-    function_gradient(Span<const float> saved, Span<const float> dy, Span<float> dx, Function o) {
+    function_gradient(Span<const Value> saved, Span<const Value> dy, Span<Value> dx, Function o) {
     locate(saved, dy, dx);
     i64 i = first();
     if (i >= dx.len) return;
@@ -177,14 +177,14 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    add(Span<const float> a, Span<const float> b, Span<float> y) {
+    add(Span<const Value> a, Span<const Value> b, Span<Value> y) {
     locate(a, b, y);
     i64 i = first();
     if (i < y.len) y[i] = a[i] + b[i];
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    product(Span<const float> a, Span<const float> b, Span<float> y, Options o) {
+    product(Span<const Value> a, Span<const Value> b, Span<Value> y, Options o) {
     locate(a, b, y);
     i64 i = first();
     if (i < y.len) put(y[i], a[i] * b[i], o.accumulate);
@@ -201,7 +201,7 @@ struct Channels {
 
 // y = factor · x · scale; the gradient with respect to x is the same with dy in the place of x.
 extern "C" __global__ void __launch_bounds__(256)
-    scale(Span<const float> x, Span<const float> scale, Span<float> y, Channels of) {
+    scale(Span<const Value> x, Span<const Value> scale, Span<Value> y, Channels of) {
     locate(x, scale, y);
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // dscale[n][c] = factor · Σ over pixels of dy · x, in f64.
 extern "C" __global__ void __launch_bounds__(256)
-    scale_gradient(Span<const float> x, Span<const float> dy, Span<float> dscale, Channels of) {
+    scale_gradient(Span<const Value> x, Span<const Value> dy, Span<Value> dscale, Channels of) {
     locate(x, dy, dscale);
     __shared__ double part[256];
     OverPixels at(of.columns, of.c.by);

@@ -7,26 +7,47 @@ use smallvec::smallvec;
 use super::divisor::Divisor;
 use super::over_pixels::{columns, over_pixels};
 use super::{
-    CallOperand, Emission, Emitted, READ, WRITE, emitted, kernel, plain, read, source, write,
+    CallOperand, Emission, Emitted, READ, READ_VALUES, VALUE_HEADERS, WRITE, WRITE_VALUES,
+    by_values, emitted, kernel, plain, read, value_kernels, value_sources, write,
 };
 use crate::kernels::BatchShape;
 use crate::ops::elementwise::{ElementwiseOp, UnaryFunction};
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("elementwise.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "elementwise.cu");
+/// Conversions, for values that are not f32.
+pub(super) static CONVERT: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "convert.cu");
 
-static FILL: Kernel = kernel::<f32>(&SOURCE, "fill", &[WRITE]);
-static MULTIPLY: Kernel = kernel::<f32>(&SOURCE, "multiply", &[WRITE]);
-static PASS: Kernel = kernel::<ElementwiseValues>(&SOURCE, "pass", &[READ, WRITE]);
-static FORWARD: Kernel = kernel::<ElementwiseValues>(&SOURCE, "forward", &[READ, WRITE]);
-static GRADIENT: Kernel = kernel::<ElementwiseValues>(&SOURCE, "gradient", &[READ, READ, WRITE]);
-static FUNCTION: Kernel = kernel::<FunctionValues>(&SOURCE, "function", &[READ, WRITE]);
-static FUNCTION_GRADIENT: Kernel =
-    kernel::<FunctionValues>(&SOURCE, "function_gradient", &[READ, READ, WRITE]);
-static ADD: Kernel = kernel::<()>(&SOURCE, "add", &[READ, READ, WRITE]);
-static PRODUCT: Kernel = kernel::<ElementwiseValues>(&SOURCE, "product", &[READ, READ, WRITE]);
-static SCALE: Kernel = kernel::<ChannelValues>(&SOURCE, "scale", &[READ, READ, WRITE]);
-static SCALE_GRADIENT: Kernel =
-    kernel::<ChannelValues>(&SOURCE, "scale_gradient", &[READ, READ, WRITE]);
+static FILL: [Kernel; 2] = value_kernels!(f32, SOURCE, "fill", [WRITE]);
+static MULTIPLY: [Kernel; 2] = value_kernels!(f32, SOURCE, "multiply", [WRITE]);
+static PASS: [Kernel; 2] =
+    value_kernels!(ElementwiseValues, SOURCE, "pass", [READ_VALUES, WRITE_VALUES]);
+static FORWARD: [Kernel; 2] =
+    value_kernels!(ElementwiseValues, SOURCE, "forward", [READ_VALUES, WRITE_VALUES]);
+static GRADIENT: [Kernel; 2] =
+    value_kernels!(ElementwiseValues, SOURCE, "gradient", [READ_VALUES, READ_VALUES, WRITE_VALUES]);
+static FUNCTION: [Kernel; 2] =
+    value_kernels!(FunctionValues, SOURCE, "function", [READ_VALUES, WRITE_VALUES]);
+static FUNCTION_GRADIENT: [Kernel; 2] = value_kernels!(
+    FunctionValues,
+    SOURCE,
+    "function_gradient",
+    [READ_VALUES, READ_VALUES, WRITE_VALUES]
+);
+static NARROW: [Kernel; 2] = value_kernels!((), CONVERT, "narrow", [READ, WRITE_VALUES]);
+static WIDEN: [Kernel; 2] = value_kernels!((), CONVERT, "widen", [READ_VALUES, WRITE]);
+static ADD: [Kernel; 2] =
+    value_kernels!((), SOURCE, "add", [READ_VALUES, READ_VALUES, WRITE_VALUES]);
+static PRODUCT: [Kernel; 2] =
+    value_kernels!(ElementwiseValues, SOURCE, "product", [READ_VALUES, READ_VALUES, WRITE_VALUES]);
+static SCALE: [Kernel; 2] =
+    value_kernels!(ChannelValues, SOURCE, "scale", [READ_VALUES, READ_VALUES, WRITE_VALUES]);
+static SCALE_GRADIENT: [Kernel; 2] = value_kernels!(
+    ChannelValues,
+    SOURCE,
+    "scale_gradient",
+    [READ_VALUES, READ_VALUES, WRITE_VALUES]
+);
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -110,8 +131,9 @@ fn channels(shape: &BatchShape, factor: f32, accumulate: bool) -> ChannelValues 
     ChannelValues { pixels, c, columns: columns(shape), factor, accumulate: accumulate.into() }
 }
 
-pub(super) fn emit(op: &ElementwiseOp) -> Emission {
-    let each = |kernel, len: usize| Call::each(kernel, len);
+pub(super) fn emit(op: &ElementwiseOp, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
+    let each = |kernels, len: usize| Call::each(by(kernels), len);
     match *op {
         ElementwiseOp::Fill { len, value } => {
             smallvec![emitted(each(&FILL, len), &[write(0)], value)]
@@ -123,13 +145,19 @@ pub(super) fn emit(op: &ElementwiseOp) -> Emission {
             let options = accumulating(accumulate);
             smallvec![emitted(each(&PASS, len), &[read(0), write(0)], options)]
         }
+        ElementwiseOp::Narrow { len } => {
+            smallvec![plain(each(&NARROW, len), &[read(0), write(0)])]
+        }
+        ElementwiseOp::Widen { len } => {
+            smallvec![plain(each(&WIDEN, len), &[read(0), write(0)])]
+        }
         ElementwiseOp::Forward { function, len } => {
-            let kernels = [&FORWARD, &FUNCTION];
+            let kernels = [by(&FORWARD), by(&FUNCTION)];
             smallvec![unary(kernels, &[read(0), write(0)], function, len, false)]
         }
         ElementwiseOp::Gradient { function, len, accumulate } => {
             let (kernels, operands) =
-                ([&GRADIENT, &FUNCTION_GRADIENT], [read(0), read(1), write(0)]);
+                ([by(&GRADIENT), by(&FUNCTION_GRADIENT)], [read(0), read(1), write(0)]);
             smallvec![unary(kernels, &operands, function, len, accumulate)]
         }
         ElementwiseOp::Add { len } => {
@@ -151,7 +179,7 @@ pub(super) fn emit(op: &ElementwiseOp) -> Emission {
                     channels(&shape, factor, dx),
                 ),
                 emitted(
-                    over_pixels(&SCALE_GRADIENT, &shape),
+                    over_pixels(by(&SCALE_GRADIENT), &shape),
                     &[read(0), read(2), write(1)],
                     channels(&shape, factor, dscale),
                 ),

@@ -9,13 +9,14 @@ use smallvec::smallvec;
 use self::tile::{Fit, FusedTile};
 use super::windows::{self, THREADS, columns};
 use super::{
-    CallOperand, Emission, Emitted, HEADERS, READ, WRITE, by_precision, emitted, kernel, plain,
-    product_headers, product_kernels, product_sources, read, write,
+    CallOperand, Emission, Emitted, HEADERS, READ, READ_VALUES, WRITE, WRITE_VALUES, by_precision,
+    by_values, emitted, kernel, plain, product_headers, product_kernels, product_sources, read,
+    value_headers, value_kernels, value_sources, write,
 };
 use crate::kernels::BatchShape;
 use crate::ops::fused::{ClassifierHead, FusedConv, FusedOp, InputGradient};
 use crate::ops::norm::BatchNorm;
-use crate::precision::Precision;
+use crate::precision::{Precision, ValueType};
 
 /// Headers of this family.
 static FUSED_HEADERS: [[KernelHeader; 6]; 3] = product_headers![
@@ -26,57 +27,126 @@ static FUSED_HEADERS: [[KernelHeader; 6]; 3] = product_headers![
     KernelHeader { ..HEADERS[4] },
 ];
 
+/// Headers of the classifier and of sums over raw images.
+static HEAD_HEADERS: [[KernelHeader; 6]; 2] = value_headers![
+    KernelHeader { name: c"fused.cuh", text: include_str!("fused/fused.cuh") },
+    KernelHeader { ..HEADERS[0] },
+    KernelHeader { ..HEADERS[1] },
+    KernelHeader { ..HEADERS[3] },
+    KernelHeader { ..HEADERS[4] },
+];
+
 pub(super) static FORWARD: [KernelSource; 3] = product_sources!(FUSED_HEADERS, "fused/forward.cu");
 pub(super) static BACKWARD: [KernelSource; 3] =
     product_sources!(FUSED_HEADERS, "fused/backward.cu");
-pub(super) static HEAD: KernelSource =
-    KernelSource { headers: &FUSED_HEADERS[0], ..super::source!("fused/head.cu") };
+pub(super) static HEAD: [KernelSource; 2] = value_sources!(HEAD_HEADERS, "fused/head.cu");
 
 const TICKETS: Operand = Operand::write::<u32>();
 const SUMS: Operand = Operand::write::<f64>();
 const COUNTER: Operand = Operand::write::<i64>();
 
-static FUSED_FORWARD: [Kernel; 3] = product_kernels::<ForwardValues>(
-    &FORWARD,
+static FUSED_FORWARD: [Kernel; 3] = product_kernels!(
+    ForwardValues,
+    FORWARD,
     "fused_forward",
-    &[
-        READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE, WRITE, COUNTER, TICKETS,
-        SUMS,
-    ],
+    [
+        READ_VALUES,
+        READ,
+        READ,
+        READ,
+        READ,
+        READ,
+        WRITE_VALUES,
+        WRITE,
+        WRITE,
+        WRITE,
+        WRITE,
+        COUNTER,
+        TICKETS,
+        SUMS
+    ]
 );
-static FUSED_BACKWARD: [Kernel; 3] = product_kernels::<BackwardValues>(
-    &BACKWARD,
+static FUSED_BACKWARD: [Kernel; 3] = product_kernels!(
+    BackwardValues,
+    BACKWARD,
     "fused_backward",
-    &[READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, TICKETS, WRITE],
+    [
+        READ_VALUES,
+        READ,
+        READ_VALUES,
+        READ,
+        READ,
+        READ,
+        READ_VALUES,
+        WRITE_VALUES,
+        WRITE,
+        TICKETS,
+        WRITE
+    ]
 );
 /// x, its norm, weight, raw output, mean, β, coefficients, dy; results, tickets, scratch.
 const BEHIND_NORM: [Operand; 19] = [
-    READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE,
-    WRITE, TICKETS, WRITE, SUMS,
+    READ_VALUES,
+    READ,
+    READ,
+    READ,
+    READ,
+    READ,
+    READ_VALUES,
+    READ,
+    READ,
+    READ,
+    READ_VALUES,
+    WRITE_VALUES,
+    WRITE,
+    WRITE,
+    WRITE,
+    WRITE,
+    TICKETS,
+    WRITE,
+    SUMS,
 ];
 static FUSED_BACKWARD_NORM: [Kernel; 3] =
-    product_kernels::<BackwardValues>(&BACKWARD, "fused_backward_norm", &BEHIND_NORM);
+    product_kernels!(BackwardValues, BACKWARD, "fused_backward_norm", BEHIND_NORM);
 static FUSED_BACKWARD_POOL: [Kernel; 3] =
-    product_kernels::<BackwardValues>(&BACKWARD, "fused_backward_pool", &BEHIND_NORM);
-static HEAD_FORWARD: Kernel = kernel::<ClassifierValues>(
-    &HEAD,
+    product_kernels!(BackwardValues, BACKWARD, "fused_backward_pool", BEHIND_NORM);
+static HEAD_FORWARD: [Kernel; 2] = value_kernels!(
+    ClassifierValues,
+    HEAD,
     "head_forward",
-    &[READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE],
+    [READ_VALUES, READ, READ, READ, READ, READ, READ, WRITE, WRITE_VALUES]
 );
-static HEAD_BACKWARD: Kernel = kernel::<ClassifierValues>(
-    &HEAD,
+static HEAD_BACKWARD: [Kernel; 2] = value_kernels!(
+    ClassifierValues,
+    HEAD,
     "head_backward",
-    &[
-        READ, READ, READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE, WRITE, WRITE,
-        TICKETS, SUMS, WRITE,
-    ],
+    [
+        READ_VALUES,
+        READ,
+        READ,
+        READ,
+        READ,
+        READ,
+        READ,
+        READ_VALUES,
+        WRITE_VALUES,
+        WRITE,
+        WRITE,
+        WRITE,
+        WRITE,
+        WRITE,
+        TICKETS,
+        SUMS,
+        WRITE
+    ]
 );
-static NORM_SUMS: Kernel = kernel::<ClassifierValues>(
-    &HEAD,
+static NORM_SUMS: [Kernel; 2] = value_kernels!(
+    ClassifierValues,
+    HEAD,
     "norm_sums",
-    &[READ, READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, TICKETS, SUMS],
+    [READ_VALUES, READ, READ, READ, READ, READ_VALUES, WRITE, WRITE, WRITE, TICKETS, SUMS]
 );
-static BEGIN: Kernel = kernel::<()>(&HEAD, "begin", &[WRITE, TICKETS]);
+static BEGIN: [Kernel; 2] = value_kernels!((), HEAD, "begin", [WRITE, TICKETS]);
 
 /// Images that a block takes one after another.
 const IMAGES: usize = 4;
@@ -187,10 +257,10 @@ struct ClassifierValues {
     precision: u32,
 }
 
-pub(super) fn emit(op: &FusedOp) -> Emission {
+pub(super) fn emit(op: &FusedOp, values: ValueType) -> Emission {
     match *op {
         FusedOp::Begin { gradient, tickets } => {
-            let call = Call::each(&BEGIN, gradient.max(tickets));
+            let call = Call::each(by_values(&BEGIN, values), gradient.max(tickets));
             smallvec![plain(call, &[write(0), write(1)])]
         }
         FusedOp::Forward { conv, momentum } => smallvec![forward(&conv, momentum)],
@@ -199,25 +269,25 @@ pub(super) fn emit(op: &FusedOp) -> Emission {
         }
         FusedOp::Sums(norm) => {
             let of = ClassifierHead { norm, classes: 0, precision: Precision::F32 };
-            let (values, call) = head(&NORM_SUMS, &of);
+            let (numbers, call) = head(by_values(&NORM_SUMS, values), &of);
             let [z, mean, var, gamma, beta, dy] = std::array::from_fn(read);
             let [dgamma, dbeta, coefficients, ticket] = std::array::from_fn(write);
             let reads = [z, mean, var, gamma, beta, dy];
             let writes = [dgamma, dbeta, coefficients, ticket, head_scratch(&norm, 0, 4)[0]];
-            smallvec![emitted(call, &[&reads[..], &writes].concat(), values)]
+            smallvec![emitted(call, &[&reads[..], &writes].concat(), numbers)]
         }
         FusedOp::Head(of) => {
-            let (values, call) = head(&HEAD_FORWARD, &of);
+            let (numbers, call) = head(by_values(&HEAD_FORWARD, values), &of);
             let reads: [CallOperand; 7] = std::array::from_fn(read);
             let operands = [&reads[..], &[write(0), write(1)]].concat();
-            smallvec![emitted(call, &operands, values)]
+            smallvec![emitted(call, &operands, numbers)]
         }
         FusedOp::HeadGradient(of) => {
-            let (values, call) = head(&HEAD_BACKWARD, &of);
+            let (numbers, call) = head(by_values(&HEAD_BACKWARD, values), &of);
             let (reads, writes): ([CallOperand; 8], [CallOperand; 7]) =
                 (std::array::from_fn(read), std::array::from_fn(write));
             let operands = [&reads[..], &writes, &head_scratch(&of.norm, of.classes, 7)].concat();
-            smallvec![emitted(call, &operands, values)]
+            smallvec![emitted(call, &operands, numbers)]
         }
     }
 }

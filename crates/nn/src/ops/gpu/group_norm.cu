@@ -1,5 +1,6 @@
 // Group norm (kernels/norm/group.rs).
 #include "norm.cuh"
+#include "value.cuh"
 
 // A block has `span` channels of one sample, which are whole groups: one, or as many as
 // make a row of memory worth reading. Its threads are rows of `columns`.
@@ -62,8 +63,8 @@ __device__ T group_sum(T value, T* part, const Group& of) {
 
 // Mean first, then the variance in a second sweep about it, then the result.
 extern "C" __global__ void __launch_bounds__(512)
-    group_forward(Span<const float> x, Span<const float> gamma, Span<const float> beta,
-                  Span<float> y, Span<float> mean, Span<float> invstd, Group of) {
+    group_forward(Span<const Value> x, Span<const float> gamma, Span<const float> beta,
+                  Span<Value> y, Span<float> mean, Span<float> invstd, Group of) {
     locate(x, gamma, beta, y, mean, invstd);
     __shared__ Pair part[THREADS];
     Part at(of);
@@ -113,8 +114,8 @@ extern "C" __global__ void __launch_bounds__(512)
 // Sums of a sample: per channel of dy and of dy·(x - mean)/deviation, to `partial` [N][2][C]; over
 // a group, of these times gamma. Then dx, if it is wanted.
 extern "C" __global__ void __launch_bounds__(512)
-    group_gradient(Span<const float> x, Span<const float> gamma, Span<const float> mean,
-                   Span<const float> invstd, Span<const float> dy, Span<float> dx,
+    group_gradient(Span<const Value> x, Span<const float> gamma, Span<const float> mean,
+                   Span<const float> invstd, Span<const Value> dy, Span<Value> dx,
                    Span<double> partial, Group of) {
     locate(x, gamma, mean, invstd, dy, dx, partial);
     __shared__ Pair part[THREADS];

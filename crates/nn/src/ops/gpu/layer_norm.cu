@@ -1,6 +1,7 @@
 // Layer norm and RMS norm over the channels of each pixel (kernels/norm/layer.rs). An RMS norm has
 // no beta and no mean.
 #include "tiles.cuh"
+#include "value.cuh"
 
 // Pixels are rows of `c` elements. A row has `columns` threads of a warp, a power of two.
 struct Rows {
@@ -42,8 +43,8 @@ __device__ __forceinline__ Pair row_sum(Pair sums, u32 columns) {
 // multiprocessor, a thread has enough registers for the values that are needed after the division
 // and the root; with more blocks these values would be spilled.
 extern "C" __global__ void __launch_bounds__(256, 4)
-    layer_forward(Span<const float> x, Span<const float> gamma, Span<const float> beta,
-                  Span<float> y, Span<float> mean, Span<float> invstd, Rows of) {
+    layer_forward(Span<const Value> x, Span<const float> gamma, Span<const float> beta,
+                  Span<Value> y, Span<float> mean, Span<float> invstd, Rows of) {
     locate(x, gamma, beta, y, mean, invstd);
     Row at(of);
     bool centred = beta.len > 0;
@@ -80,8 +81,8 @@ extern "C" __global__ void __launch_bounds__(256, 4)
 
 // The input's gradient, if it is wanted.
 extern "C" __global__ void __launch_bounds__(256)
-    layer_gradient(Span<const float> x, Span<const float> gamma, Span<const float> mean,
-                   Span<const float> invstd, Span<const float> dy, Span<float> dx, Rows of) {
+    layer_gradient(Span<const Value> x, Span<const float> gamma, Span<const float> mean,
+                   Span<const float> invstd, Span<const Value> dy, Span<Value> dx, Rows of) {
     locate(x, gamma, mean, invstd, dy, dx);
     if (dx.len == 0) return;
     Row at(of);
@@ -108,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Sums of dy and of dy·(x - mean)/deviation, per channel over a chunk of pixels.
 extern "C" __global__ void __launch_bounds__(256)
-    layer_sums(Span<const float> x, Span<const float> mean, Span<const float> invstd,
-               Span<const float> dy, Span<double> partial, Tiles of) {
+    layer_sums(Span<const Value> x, Span<const float> mean, Span<const float> invstd,
+               Span<const Value> dy, Span<double> partial, Tiles of) {
     locate(x, mean, invstd, dy, partial);
     Tile at(of);
     bool centred = mean.len > 0;

@@ -2,7 +2,7 @@
 // i, f, g, o lie side by side in a row of 4H; weights have rows of `pitch`, 4H padded; a state is
 // h, then c. Steps of a sequence depend on each other and on no other sequence: one block goes
 // through all of them.
-#include "nn.cuh"
+#include "value.cuh"
 
 struct Shape {
     u32 steps;
@@ -26,8 +26,9 @@ struct At {
 };
 
 // The element of h (`part` 0) or c (`part` 1) before the step.
+template <class T>
 __device__ __forceinline__ float earlier(const Shape& of, Span<const float> state,
-                                         Span<const float> done, u32 part, At at) {
+                                         Span<const T> done, u32 part, At at) {
     if (at.step == 0) return state[((i64)at.sequence * 2 + part) * of.hidden + at.k];
     return done[((at.step - 1) * of.sequences + at.sequence) * of.hidden + at.k];
 }
@@ -90,8 +91,8 @@ struct Weights {
 // memory for [h, c, gates], [6][H], and for the weights if they are kept.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     forward(Span<const float> keep, Span<const float> state, Span<const float> weight,
-            Span<const float> bias_ih, Span<const float> bias_hh, Span<float> h, Span<float> c,
-            Span<float> gates, Span<float> last, Shape of) {
+            Span<const float> bias_ih, Span<const float> bias_hh, Span<Value> h, Span<float> c,
+            Span<Value> gates, Span<float> last, Shape of) {
     locate(keep, state, weight, bias_ih, bias_hh, h, c, gates, last);
     extern __shared__ float4 shared4[];
     float* shared = reinterpret_cast<float*>(shared4);
@@ -111,14 +112,15 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
         for (u32 j = threadIdx.x; j < 4 * n; j += blockDim.x) {
             float v = bias_ih[j] + bias_hh[j] + gates[row * 4 * n + j];
             v += weights.column(h_before, n, j);
-            v = j - 2 * n < n ? tanh_(v) : sigmoid_(v);
+            v = as_stored<Value>(j - 2 * n < n ? tanh_(v) : sigmoid_(v));
             gates[row * 4 * n + j] = v;
             active[j] = v;
         }
         __syncthreads();
         for (u32 k = threadIdx.x; k < n; k += blockDim.x) {
             float i = active[k], f = active[n + k], g = active[2 * n + k], o = active[3 * n + k];
-            float cell = f * masked(kept, c_before[k]) + i * g, out = o * tanh_(cell);
+            float cell = f * masked(kept, c_before[k]) + i * g;
+            float out = as_stored<Value>(o * tanh_(cell));
             c_before[k] = cell;
             h_before[k] = out;
             c[row * n + k] = cell;
@@ -132,8 +134,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    states_before(Span<const float> h, Span<const float> keep, Span<const float> state,
-                  Span<float> to, Shape of) {
+    states_before(Span<const Value> h, Span<const float> keep, Span<const float> state,
+                  Span<Value> to, Shape of) {
     locate(h, keep, state, to);
     u32 i = (u32)first();
     if (i >= to.len) return;
@@ -146,8 +148,8 @@ struct Saved {
     Span<const float> keep;
     Span<const float> state;
     Span<const float> c;
-    Span<const float> gates;
-    Span<const float> dh;
+    Span<const Value> gates;
+    Span<const Value> dh;
 };
 
 // One element of a step of the cell, backward: `dc` is the gradient from the step after, and
@@ -173,8 +175,8 @@ __device__ void cell_backward(const Saved& saved, const Shape& of, At at, float 
 // weights if they are kept.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     backward(Span<const float> keep, Span<const float> state, Span<const float> weight,
-             Span<const float> c, Span<const float> gates, Span<const float> dh,
-             Span<float> dgates, Span<float> dstate, Shape of) {
+             Span<const float> c, Span<const Value> gates, Span<const Value> dh,
+             Span<Value> dgates, Span<Value> dstate, Shape of) {
     locate(keep, state, weight, c, gates, dh, dgates, dstate);
     extern __shared__ float4 shared4[];
     float* shared = reinterpret_cast<float*>(shared4);

@@ -5,23 +5,32 @@ use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource};
 use smallvec::smallvec;
 
-use super::{Emission, READ, WRITE, conv, emitted, kernel, read, source, write};
+use super::{
+    Emission, READ, READ_VALUES, VALUE_HEADERS, WRITE, WRITE_VALUES, by_values, conv, emitted,
+    kernel, read, value_kernels, value_sources, write,
+};
 use crate::kernels::lstm::LstmShape;
 use crate::kernels::pad16;
 use crate::ops::LstmOp;
 use crate::ops::conv::ConvProduct;
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("lstm.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "lstm.cu");
 
-static FORWARD: Kernel = kernel::<LstmValues>(
-    &SOURCE,
+static FORWARD: [Kernel; 2] = value_kernels!(
+    LstmValues,
+    SOURCE,
     "forward",
-    &[READ, READ, READ, READ, READ, WRITE, WRITE, WRITE, WRITE],
+    [READ, READ, READ, READ, READ, WRITE_VALUES, WRITE, WRITE_VALUES, WRITE]
 );
-static BACKWARD: Kernel =
-    kernel::<LstmValues>(&SOURCE, "backward", &[READ, READ, READ, READ, READ, READ, WRITE, WRITE]);
-static STATES_BEFORE: Kernel =
-    kernel::<LstmValues>(&SOURCE, "states_before", &[READ, READ, READ, WRITE]);
+static BACKWARD: [Kernel; 2] = value_kernels!(
+    LstmValues,
+    SOURCE,
+    "backward",
+    [READ, READ, READ, READ, READ_VALUES, READ_VALUES, WRITE_VALUES, WRITE_VALUES]
+);
+static STATES_BEFORE: [Kernel; 2] =
+    value_kernels!(LstmValues, SOURCE, "states_before", [READ_VALUES, READ, READ, WRITE_VALUES]);
 
 /// Most threads of a block.
 const THREADS: usize = 1024;
@@ -62,27 +71,32 @@ fn by_sequence(kernel: &'static Kernel, of: &LstmShape, work: usize) -> Call {
     Call::new(kernel, of.sequences as u32, threads).shared(shared as u32)
 }
 
-pub(super) fn emit(op: &LstmOp) -> Emission {
+pub(super) fn emit(op: &LstmOp, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
     match op {
         LstmOp::Forward(of) => {
             // The steps add both biases after it.
             let inputs = [read(0), read(3), read(5).part(0, 0), write(2)];
             let steps = [1, 2, 4, 5, 6].map(read);
             let operands = [&steps[..], &[write(0), write(1), write(2), write(3)]].concat();
-            let forward = by_sequence(&FORWARD, of, 4 * of.hidden);
+            let forward = by_sequence(by(&FORWARD), of, 4 * of.hidden);
+            let product = ConvProduct {
+                precision: values.precision(),
+                ..ConvProduct::f32(of.input_product())
+            };
             smallvec![
-                conv::product(&ConvProduct::f32(of.input_product()), &inputs),
+                conv::product(&product, &inputs),
                 emitted(forward, &operands, shape(of, false)),
             ]
         }
         LstmOp::Gradient { shape: of, accumulate } => {
             let reads = [read(0), read(1), read(2), read(3), read(4), read(5)];
             let operands = [&reads[..], &[write(0), write(1)]].concat();
-            let backward = by_sequence(&BACKWARD, of, 32 * of.hidden);
+            let backward = by_sequence(by(&BACKWARD), of, 32 * of.hidden);
             smallvec![emitted(backward, &operands, shape(of, *accumulate))]
         }
         LstmOp::StatesBefore(of) => {
-            let call = Call::each(&STATES_BEFORE, of.rows() * of.hidden);
+            let call = Call::each(by(&STATES_BEFORE), of.rows() * of.hidden);
             let operands = [read(0), read(1), read(2), write(0)];
             smallvec![emitted(call, &operands, shape(of, false))]
         }

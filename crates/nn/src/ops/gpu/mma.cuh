@@ -32,22 +32,6 @@ __device__ __forceinline__ float round_tf32(float value) {
     return __uint_as_float(to_tf32(value) & 0xffffe000);
 }
 
-// Rounds two values to bf16, which has 7 bits of mantissa: to nearest, ties to even. All NaN become
-// the same bits.
-__device__ __forceinline__ u32 to_bf16(float low, float high) {
-#ifdef MERISTEM_STANDIN
-    auto half = [](float value) {
-        u32 bits = __float_as_uint(value);
-        return isnan(value) ? 0x7fffu : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    };
-    return half(high) << 16 | half(low);
-#else
-    u32 bits;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
-    return bits;
-#endif
-}
-
 // A factor rounded to a precision that is known at run time only: 0 is f32, 1 TF32, 2 bf16.
 __device__ __forceinline__ float factor(u32 precision, float value) {
     if (precision == 0) return value;

@@ -36,13 +36,13 @@ mod state;
 mod windows;
 
 use bytemuck::Pod;
-use meristem_device::{Call, Kernel, KernelHeader, KernelSource, Operand, Piece};
+use meristem_device::{Call, DType, Kernel, KernelHeader, KernelSource, Operand, Piece};
 use smallvec::SmallVec;
 
 use crate::graph::{Graph, OptimiserKind};
 use crate::ops::loss::LossFormula;
 use crate::ops::{PlanTarget, Signature, StepOp};
-use crate::precision::Precision;
+use crate::precision::{Precision, ValueType};
 
 /// Headers of the kernels of all families.
 static HEADERS: [KernelHeader; 9] = [
@@ -68,6 +68,40 @@ macro_rules! source {
     };
 }
 use source;
+
+/// Headers of sources whose kernels have values among their operands, for each element type of
+/// values: these, and a file of the folder `value`.
+macro_rules! value_headers {
+    ($($header:expr),* $(,)?) => {
+        value_headers!(@each [$($header),*] "value/f32.cuh", "value/bf16.cuh")
+    };
+    (@each $headers:tt $($value:literal),*) => {
+        [$(value_headers!(@one $headers $value)),*]
+    };
+    (@one [$($header:expr),*] $value:literal) => {
+        [$($header,)* KernelHeader { name: c"value.cuh", text: include_str!($value) }]
+    };
+}
+use value_headers;
+
+/// Headers of these sources, except those of fused convolutions.
+static VALUE_HEADERS: [[KernelHeader; 5]; 2] = value_headers![
+    KernelHeader { ..HEADERS[0] },
+    KernelHeader { ..HEADERS[1] },
+    KernelHeader { ..HEADERS[7] },
+    KernelHeader { ..HEADERS[8] },
+];
+
+/// A file of kernels that have values among their operands, for each element type of values.
+macro_rules! value_sources {
+    ($headers:ident, $file:literal) => {
+        [
+            KernelSource { headers: &$headers[0], ..$crate::ops::gpu::source!($file) },
+            KernelSource { headers: &$headers[1], ..$crate::ops::gpu::source!($file) },
+        ]
+    };
+}
+use value_sources;
 
 /// Headers of sources that multiply, for each precision: these, and a file of the folder `product`.
 macro_rules! product_headers {
@@ -100,6 +134,24 @@ use product_sources;
 /// Operands by their element types.
 const READ: Operand = Operand::read::<f32>();
 const WRITE: Operand = Operand::write::<f32>();
+/// Operands with values of the network, or gradients of values: bf16, or f32 in the variant of a
+/// kernel for f32. No kernel has other operands of bf16.
+const READ_VALUES: Operand = Operand::Read(DType::BF16);
+const WRITE_VALUES: Operand = Operand::Write(DType::BF16);
+
+/// Operands of the variant for f32.
+const fn in_f32<const N: usize>(mut operands: [Operand; N]) -> [Operand; N] {
+    let mut n = 0;
+    while n < N {
+        operands[n] = match operands[n] {
+            READ_VALUES => READ,
+            WRITE_VALUES => WRITE,
+            other => other,
+        };
+        n += 1;
+    }
+    operands
+}
 
 /// A kernel of a family, with a struct of values of type `V`; `()` for none.
 const fn kernel<V>(
@@ -110,18 +162,36 @@ const fn kernel<V>(
     Kernel { source, entry, operands, values: size_of::<V>() }
 }
 
+/// A kernel for each element type of values.
+macro_rules! value_kernels {
+    ($values:ty, $sources:ident, $entry:literal, $operands:expr) => {
+        [
+            kernel::<$values>(&$sources[0], $entry, const { &$crate::ops::gpu::in_f32($operands) }),
+            kernel::<$values>(&$sources[1], $entry, const { &$operands }),
+        ]
+    };
+}
+use value_kernels;
+
 /// A kernel that multiplies, for each precision.
-const fn product_kernels<V>(
-    sources: &'static [KernelSource; 3],
-    entry: &'static str,
-    operands: &'static [Operand],
-) -> [Kernel; 3] {
-    let [f32, tf32, bf16] = sources;
-    [
-        kernel::<V>(f32, entry, operands),
-        kernel::<V>(tf32, entry, operands),
-        kernel::<V>(bf16, entry, operands),
-    ]
+macro_rules! product_kernels {
+    ($values:ty, $sources:ident, $entry:literal, $operands:expr) => {
+        [
+            kernel::<$values>(&$sources[0], $entry, const { &$crate::ops::gpu::in_f32($operands) }),
+            kernel::<$values>(&$sources[1], $entry, const { &$crate::ops::gpu::in_f32($operands) }),
+            kernel::<$values>(&$sources[2], $entry, const { &$operands }),
+        ]
+    };
+}
+use product_kernels;
+
+/// Selects the variant for values of this type.
+fn by_values<T>(each: &[T; 2], values: ValueType) -> &T {
+    let [f32, bf16] = each;
+    match values {
+        ValueType::F32 => f32,
+        ValueType::Bf16 => bf16,
+    }
 }
 
 /// Selects the variant for `precision`.
@@ -195,23 +265,22 @@ impl Emitted {
     }
 }
 
-/// Kernels of all families, except the kernels that multiply.
-static SOURCES: [&KernelSource; 15] = [
+/// Kernels without values among their operands.
+static SOURCES: [&KernelSource; 5] =
+    [&loss::SOURCE, &optim::SOURCE, &ppo::SOURCE, &sample::SOURCE, &state::SOURCE];
+
+/// Kernels that multiply nothing, for each element type of values.
+static VALUES: [&[KernelSource; 2]; 10] = [
     &blend::SOURCE,
     &conv::SUMS,
     &elementwise::SOURCE,
-    &loss::SOURCE,
     &lstm::SOURCE,
     &norm::SOURCE,
     &norm::GROUP,
     &norm::LAYER,
-    &optim::SOURCE,
     &pool::SOURCE,
-    &ppo::SOURCE,
     &rows::SOURCE,
-    &sample::SOURCE,
     &fused::HEAD,
-    &state::SOURCE,
 ];
 
 /// Kernels that multiply, for each precision.
@@ -221,8 +290,13 @@ static PRODUCTS: [&[KernelSource; 3]; 5] =
 /// All kernels of all families, with products of this precision, except the kernels of losses that
 /// [`loss_source`] has, of optimisers that [`optimiser_source`] has, and of dropout.
 pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
+    let values = precision.value_type();
+    let all = VALUES.iter().map(|each| by_values(each, values));
     let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
-    SOURCES.into_iter().chain(products).collect()
+    // Of values that are not f32: conversions, and steps over parameters, which are f32.
+    let others = [by_values(&elementwise::CONVERT, values), &elementwise::SOURCE[0]];
+    let others = others.into_iter().filter(|_| values != ValueType::F32);
+    SOURCES.into_iter().chain(all).chain(products).chain(others).collect()
 }
 
 /// Kernels of a loss other than cross-entropy, which only networks with this loss load.
@@ -236,16 +310,17 @@ pub(crate) fn optimiser_source(kind: OptimiserKind) -> Option<&'static KernelSou
 }
 
 /// Kernels of dropout, which only networks with such layers load.
-pub(crate) fn dropout_source(graph: &Graph) -> Option<&'static KernelSource> {
-    (!graph.dropouts.is_empty()).then_some(&dropout::SOURCE)
+pub(crate) fn dropout_source(graph: &Graph, of: Precision) -> Option<&'static KernelSource> {
+    (!graph.dropouts.is_empty()).then_some(by_values(&dropout::SOURCE, of.value_type()))
 }
 
-/// The calls that carry out an operation.
+/// The calls that carry out an operation with values of this type, which is the type of its
+/// precision if it multiplies.
 ///
 /// # Panics
 /// If a tensor has 2³¹ elements or more, which the kernels' indices do not reach.
-pub(crate) fn emit(op: &StepOp) -> Emission {
-    let Signature { reads, writes } = op.signature(PlanTarget::Cuda);
+pub(crate) fn emit(op: &StepOp, values: ValueType) -> Emission {
+    let Signature { reads, writes } = op.signature(PlanTarget::Cuda, values);
     let most = reads.iter().chain(&writes).map(|spec| spec.len).max().unwrap_or(0);
     assert!(
         most < 1 << 31,
@@ -253,19 +328,19 @@ pub(crate) fn emit(op: &StepOp) -> Emission {
     );
     match op {
         StepOp::Conv(op) => conv::emit(op),
-        StepOp::Norm(op) => norm::emit(op),
-        StepOp::Pool(op) => pool::emit(op),
-        StepOp::Elementwise(op) => elementwise::emit(op),
-        StepOp::Dropout(op) => dropout::emit(op),
-        StepOp::Blend(op) => blend::emit(op),
-        StepOp::Rows(op) => rows::emit(op),
-        StepOp::Lstm(op) => lstm::emit(op),
+        StepOp::Norm(op) => norm::emit(op, values),
+        StepOp::Pool(op) => pool::emit(op, values),
+        StepOp::Elementwise(op) => elementwise::emit(op, values),
+        StepOp::Dropout(op) => dropout::emit(op, values),
+        StepOp::Blend(op) => blend::emit(op, values),
+        StepOp::Rows(op) => rows::emit(op, values),
+        StepOp::Lstm(op) => lstm::emit(op, values),
         StepOp::Loss(op) => loss::emit(op),
         StepOp::Optim(op) => optim::emit(op),
         StepOp::Ppo(op) => ppo::emit(op),
         StepOp::Sample(op) => sample::emit(op),
-        StepOp::Chain(op) => chain::emit(op),
-        StepOp::Fused(op) => fused::emit(op),
+        StepOp::Chain(op) => chain::emit(op, values),
+        StepOp::Fused(op) => fused::emit(op, values),
         StepOp::State(op) => state::emit(op),
     }
 }
@@ -299,6 +374,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "a tensor of 2147483648 elements: expected less than 2³¹")]
     fn a_tensor_that_indices_do_not_reach_is_refused() {
-        let _ = emit(&StepOp::from(ElementwiseOp::Fill { len: 1 << 31, value: 0.0 }));
+        let _ =
+            emit(&StepOp::from(ElementwiseOp::Fill { len: 1 << 31, value: 0.0 }), ValueType::F32);
     }
 }

@@ -27,8 +27,49 @@ struct Divisor {
     }
 };
 
+// Rounds two values to bf16, which has 7 bits of mantissa: to nearest, ties to even. All NaN become
+// the same bits.
+__device__ __forceinline__ u32 to_bf16(float low, float high) {
+#ifdef MERISTEM_STANDIN
+    auto half = [](float value) {
+        u32 bits = __float_as_uint(value);
+        return isnan(value) ? 0x7fffu : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    };
+    return half(high) << 16 | half(low);
+#else
+    u32 bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+#endif
+}
+
+// An element of memory that is stored as bf16. It is read as the f32 with the same value, and an f32
+// that is written is rounded. All kernels compute in f32 or f64, so they are the same for either
+// type of element. `Value` is the type of the elements of activations and of their gradients: a
+// source includes a header of the folder `value` or `product`, which defines it.
+struct StoredBf16 {
+    unsigned short bits;
+
+    __device__ __forceinline__ operator float() const { return __uint_as_float((u32)bits << 16); }
+
+    __device__ __forceinline__ void operator=(float value) {
+        bits = (unsigned short)to_bf16(value, 0.0f);
+    }
+};
+
+// What a value is once it has been stored as an element of type T and read again. Sums over values
+// that are stored, such as batch statistics, are sums of these, so that later kernels that read the
+// values compute with the values that were summed.
+template <class T>
+__device__ __forceinline__ float as_stored(float value) {
+    T element;
+    element = value;
+    return element;
+}
+
 // Writes a value, or adds it to the element.
-__device__ __forceinline__ void put(float& to, float value, bool accumulate) {
+template <class T>
+__device__ __forceinline__ void put(T& to, float value, bool accumulate) {
     to = accumulate ? to + value : value;
 }
 

@@ -6,6 +6,7 @@
 // The value that decides a ReLU and the maximum of a window is computed without `fmaf`, by one
 // function, so that all passes and the processor agree.
 #include "tiles.cuh"
+#include "value.cuh"
 
 const u32 BLOCKED = 4;  // code of a window whose ReLU passes no gradient
 
@@ -24,7 +25,7 @@ struct Batch {
 // Sums of the distance from the first pixel, and of its square. A distance from one of the values
 // is exactly 0 in a constant channel, and f64 leaves nothing else to cancel.
 extern "C" __global__ void __launch_bounds__(256)
-    batch_sums(Span<const float> x, Span<double> partial, Tiles of) {
+    batch_sums(Span<const Value> x, Span<double> partial, Tiles of) {
     locate(x, partial);
     Tile at(of);
     double shift = at.channel < of.c ? (double)x[at.channel] : 0.0;
@@ -39,7 +40,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(512)
-    batch_moments(Span<const float> x, Span<const double> partial, Span<float> mean,
+    batch_moments(Span<const Value> x, Span<const double> partial, Span<float> mean,
                   Span<float> var, Finish of) {
     locate(x, partial, mean, var);
     Pair sums = finish(partial, of);
@@ -90,8 +91,8 @@ __device__ Affine affine(Span<const float> mean, Span<const float> var, Span<con
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    batch_forward(Span<const float> x, Span<const float> mean, Span<const float> var,
-                  Span<const float> gamma, Span<const float> beta, Span<float> y, Batch of) {
+    batch_forward(Span<const Value> x, Span<const float> mean, Span<const float> var,
+                  Span<const float> gamma, Span<const float> beta, Span<Value> y, Batch of) {
     locate(x, mean, var, gamma, beta, y);
     Tile at(of.tiles);
     Affine z = affine(mean, var, gamma, beta, at, of);
@@ -119,8 +120,8 @@ __device__ __forceinline__ i64 window(u32 p, u32 channel, const Batch& of) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    batch_forward_pooled(Span<const float> x, Span<const float> mean, Span<const float> var,
-                         Span<const float> gamma, Span<const float> beta, Span<float> y,
+    batch_forward_pooled(Span<const Value> x, Span<const float> mean, Span<const float> var,
+                         Span<const float> gamma, Span<const float> beta, Span<Value> y,
                          Span<u8> codes, Batch of) {
     locate(x, mean, var, gamma, beta, y, codes);
     Tile at(of.tiles);
@@ -147,8 +148,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Sums of dz and of dz·(x - mean), where dz is dy where the activation lets it pass, else 0.
 extern "C" __global__ void __launch_bounds__(256)
-    batch_gradient_sums(Span<const float> x, Span<const float> mean, Span<const float> var,
-                        Span<const float> gamma, Span<const float> beta, Span<const float> dy,
+    batch_gradient_sums(Span<const Value> x, Span<const float> mean, Span<const float> var,
+                        Span<const float> gamma, Span<const float> beta, Span<const Value> dy,
                         Span<double> partial, Batch of) {
     locate(x, mean, var, gamma, beta, dy, partial);
     Tile at(of.tiles);
@@ -169,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // blocked window dz is 0, and x is read at the last pixel, as on the processor: it matters only if
 // it is infinite or NaN.
 extern "C" __global__ void __launch_bounds__(256)
-    batch_gradient_sums_pooled(Span<const float> x, Span<const float> mean, Span<const float> dy,
+    batch_gradient_sums_pooled(Span<const Value> x, Span<const float> mean, Span<const Value> dy,
                                Span<const u8> codes, Span<double> partial, Batch of) {
     locate(x, mean, dy, codes, partial);
     Tile at(of.tiles);
@@ -207,8 +208,8 @@ extern "C" __global__ void __launch_bounds__(512)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    batch_input_gradient(Span<const float> x, Span<const float> mean, Span<const float> beta,
-                         Span<const float> coefficients, Span<const float> dy, Span<float> dx,
+    batch_input_gradient(Span<const Value> x, Span<const float> mean, Span<const float> beta,
+                         Span<const float> coefficients, Span<const Value> dy, Span<Value> dx,
                          Batch of) {
     locate(x, mean, beta, coefficients, dy, dx);
     Tile at(of.tiles);
@@ -237,9 +238,9 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Over all windows; windows that an odd last row or column cuts off get no dz.
 extern "C" __global__ void __launch_bounds__(256)
-    batch_input_gradient_pooled(Span<const float> x, Span<const float> mean,
-                                Span<const float> coefficients, Span<const float> dy,
-                                Span<const u8> codes, Span<float> dx, Batch of) {
+    batch_input_gradient_pooled(Span<const Value> x, Span<const float> mean,
+                                Span<const float> coefficients, Span<const Value> dy,
+                                Span<const u8> codes, Span<Value> dx, Batch of) {
     locate(x, mean, coefficients, dy, codes, dx);
     Tile at(of.tiles);
     u32 c = of.tiles.c, i = at.channel;

@@ -5,75 +5,111 @@ use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
-use super::{CallOperand, Emission, READ, WRITE, emitted, kernel, read, source, write};
+use super::{
+    CallOperand, Emission, READ, READ_VALUES, VALUE_HEADERS, WRITE, WRITE_VALUES, by_values,
+    emitted, kernel, read, value_kernels, value_sources, write,
+};
 use crate::kernels::BatchShape;
 use crate::kernels::norm::Activation;
 use crate::ops::norm::{BatchNorm, GroupNorm, LayerNorm, NormOp};
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("norm.cu");
-pub(super) static GROUP: KernelSource = source!("group_norm.cu");
-pub(super) static LAYER: KernelSource = source!("layer_norm.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "norm.cu");
+pub(super) static GROUP: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "group_norm.cu");
+pub(super) static LAYER: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "layer_norm.cu");
 
 const READ_SUMS: Operand = Operand::read::<f64>();
 const WRITE_SUMS: Operand = Operand::write::<f64>();
 const READ_CODES: Operand = Operand::read::<u8>();
 const WRITE_CODES: Operand = Operand::write::<u8>();
 
-static BATCH_SUMS: Kernel = kernel::<NormTiles>(&SOURCE, "batch_sums", &[READ, WRITE_SUMS]);
-static BATCH_MOMENTS: Kernel =
-    kernel::<Finish>(&SOURCE, "batch_moments", &[READ, READ_SUMS, WRITE, WRITE]);
-static UPDATE_RUNNING: Kernel = kernel::<Running>(
-    &SOURCE,
+static BATCH_SUMS: [Kernel; 2] =
+    value_kernels!(NormTiles, SOURCE, "batch_sums", [READ_VALUES, WRITE_SUMS]);
+static BATCH_MOMENTS: [Kernel; 2] =
+    value_kernels!(Finish, SOURCE, "batch_moments", [READ_VALUES, READ_SUMS, WRITE, WRITE]);
+static UPDATE_RUNNING: [Kernel; 2] = value_kernels!(
+    Running,
+    SOURCE,
     "update_running",
-    &[READ, READ, WRITE, WRITE, Operand::write::<i64>()],
+    [READ, READ, WRITE, WRITE, Operand::write::<i64>()]
 );
-static FORWARD: Kernel =
-    kernel::<BatchNormValues>(&SOURCE, "batch_forward", &[READ, READ, READ, READ, READ, WRITE]);
-static FORWARD_POOLED: Kernel = kernel::<BatchNormValues>(
-    &SOURCE,
+static FORWARD: [Kernel; 2] = value_kernels!(
+    BatchNormValues,
+    SOURCE,
+    "batch_forward",
+    [READ_VALUES, READ, READ, READ, READ, WRITE_VALUES]
+);
+static FORWARD_POOLED: [Kernel; 2] = value_kernels!(
+    BatchNormValues,
+    SOURCE,
     "batch_forward_pooled",
-    &[READ, READ, READ, READ, READ, WRITE, WRITE_CODES],
+    [READ_VALUES, READ, READ, READ, READ, WRITE_VALUES, WRITE_CODES]
 );
-static GRADIENT_SUMS: Kernel = kernel::<BatchNormValues>(
-    &SOURCE,
+static GRADIENT_SUMS: [Kernel; 2] = value_kernels!(
+    BatchNormValues,
+    SOURCE,
     "batch_gradient_sums",
-    &[READ, READ, READ, READ, READ, READ, WRITE_SUMS],
+    [READ_VALUES, READ, READ, READ, READ, READ_VALUES, WRITE_SUMS]
 );
-static GRADIENT_SUMS_POOLED: Kernel = kernel::<BatchNormValues>(
-    &SOURCE,
+static GRADIENT_SUMS_POOLED: [Kernel; 2] = value_kernels!(
+    BatchNormValues,
+    SOURCE,
     "batch_gradient_sums_pooled",
-    &[READ, READ, READ, READ_CODES, WRITE_SUMS],
+    [READ_VALUES, READ, READ_VALUES, READ_CODES, WRITE_SUMS]
 );
-static COEFFICIENTS: Kernel =
-    kernel::<Finish>(&SOURCE, "batch_coefficients", &[READ_SUMS, READ, READ, WRITE, WRITE, WRITE]);
-static INPUT_GRADIENT: Kernel = kernel::<BatchNormValues>(
-    &SOURCE,
+static COEFFICIENTS: [Kernel; 2] = value_kernels!(
+    Finish,
+    SOURCE,
+    "batch_coefficients",
+    [READ_SUMS, READ, READ, WRITE, WRITE, WRITE]
+);
+static INPUT_GRADIENT: [Kernel; 2] = value_kernels!(
+    BatchNormValues,
+    SOURCE,
     "batch_input_gradient",
-    &[READ, READ, READ, READ, READ, WRITE],
+    [READ_VALUES, READ, READ, READ, READ_VALUES, WRITE_VALUES]
 );
-static INPUT_GRADIENT_POOLED: Kernel = kernel::<BatchNormValues>(
-    &SOURCE,
+static INPUT_GRADIENT_POOLED: [Kernel; 2] = value_kernels!(
+    BatchNormValues,
+    SOURCE,
     "batch_input_gradient_pooled",
-    &[READ, READ, READ, READ, READ_CODES, WRITE],
+    [READ_VALUES, READ, READ, READ_VALUES, READ_CODES, WRITE_VALUES]
 );
-static GROUP_FORWARD: Kernel =
-    kernel::<GroupNormValues>(&GROUP, "group_forward", &[READ, READ, READ, WRITE, WRITE, WRITE]);
-static GROUP_GRADIENT: Kernel = kernel::<GroupNormValues>(
-    &GROUP,
+static GROUP_FORWARD: [Kernel; 2] = value_kernels!(
+    GroupNormValues,
+    GROUP,
+    "group_forward",
+    [READ_VALUES, READ, READ, WRITE_VALUES, WRITE, WRITE]
+);
+static GROUP_GRADIENT: [Kernel; 2] = value_kernels!(
+    GroupNormValues,
+    GROUP,
     "group_gradient",
-    &[READ, READ, READ, READ, READ, WRITE, WRITE_SUMS],
+    [READ_VALUES, READ, READ, READ, READ_VALUES, WRITE_VALUES, WRITE_SUMS]
 );
-static GROUP_PARAMETERS: Kernel =
-    kernel::<Finish>(&GROUP, "group_parameters", &[READ_SUMS, WRITE, WRITE]);
+static GROUP_PARAMETERS: [Kernel; 2] =
+    value_kernels!(Finish, GROUP, "group_parameters", [READ_SUMS, WRITE, WRITE]);
 
-static LAYER_FORWARD: Kernel =
-    kernel::<LayerNormValues>(&LAYER, "layer_forward", &[READ, READ, READ, WRITE, WRITE, WRITE]);
-static LAYER_GRADIENT: Kernel =
-    kernel::<LayerNormValues>(&LAYER, "layer_gradient", &[READ, READ, READ, READ, READ, WRITE]);
-static LAYER_SUMS: Kernel =
-    kernel::<NormTiles>(&LAYER, "layer_sums", &[READ, READ, READ, READ, WRITE_SUMS]);
-static LAYER_PARAMETERS: Kernel =
-    kernel::<Finish>(&LAYER, "layer_parameters", &[READ_SUMS, WRITE, WRITE]);
+static LAYER_FORWARD: [Kernel; 2] = value_kernels!(
+    LayerNormValues,
+    LAYER,
+    "layer_forward",
+    [READ_VALUES, READ, READ, WRITE_VALUES, WRITE, WRITE]
+);
+static LAYER_GRADIENT: [Kernel; 2] = value_kernels!(
+    LayerNormValues,
+    LAYER,
+    "layer_gradient",
+    [READ_VALUES, READ, READ, READ, READ_VALUES, WRITE_VALUES]
+);
+static LAYER_SUMS: [Kernel; 2] = value_kernels!(
+    NormTiles,
+    LAYER,
+    "layer_sums",
+    [READ_VALUES, READ, READ, READ_VALUES, WRITE_SUMS]
+);
+static LAYER_PARAMETERS: [Kernel; 2] =
+    value_kernels!(Finish, LAYER, "layer_parameters", [READ_SUMS, WRITE, WRITE]);
 
 /// Threads of a block that goes through pixels.
 const THREADS: usize = 256;
@@ -255,14 +291,15 @@ fn sums(scratch: CallOperand, n: usize) -> CallOperand {
     scratch.part(0, n)
 }
 
-pub(super) fn emit(op: &NormOp) -> Emission {
+pub(super) fn emit(op: &NormOp, values: ValueType) -> Emission {
+    let of = |kernels| by_values(kernels, values);
     match *op {
-        NormOp::Statistics(shape) => statistics(&shape),
+        NormOp::Statistics(shape) => statistics(&shape, values),
         NormOp::UpdateRunning { channels, momentum, count } => {
             let unbiased = (count as f64 / (count as f64 - 1.0)) as f32;
-            let values = Running { momentum, rest: 1.0 - momentum, unbiased };
+            let running = Running { momentum, rest: 1.0 - momentum, unbiased };
             let operands = [read(0), read(1), write(0), write(1), write(2)];
-            smallvec![emitted(Call::each(&UPDATE_RUNNING, channels), &operands, values)]
+            smallvec![emitted(Call::each(of(&UPDATE_RUNNING), channels), &operands, running)]
         }
         NormOp::Forward(norm) => {
             let output = norm.output();
@@ -271,25 +308,25 @@ pub(super) fn emit(op: &NormOp) -> Emission {
             let all = [read(0), read(1), read(2), read(3), read(4), write(0), write(1)];
             let operands = if norm.pool { &all } else { &all[..6] };
             smallvec![emitted(
-                tiles.call(kernel),
+                tiles.call(of(kernel)),
                 operands,
                 batch(&norm, tiles, pooled(&norm.shape), false)
             )]
         }
-        NormOp::GradientSums(norm) => gradient_sums(&norm),
-        NormOp::InputGradient { norm, accumulate } => input_gradient(&norm, accumulate),
+        NormOp::GradientSums(norm) => gradient_sums(&norm, values),
+        NormOp::InputGradient { norm, accumulate } => input_gradient(&norm, accumulate, values),
         NormOp::GroupForward(norm) => {
-            let (values, call) = group(&GROUP_FORWARD, &norm, false);
+            let (numbers, call) = group(of(&GROUP_FORWARD), &norm, false);
             let operands = [read(0), read(1), read(2), write(0), write(1), write(2)];
-            smallvec![emitted(call, &operands, values)]
+            smallvec![emitted(call, &operands, numbers)]
         }
-        NormOp::GroupGradient { norm, accumulate } => group_gradient(&norm, accumulate),
+        NormOp::GroupGradient { norm, accumulate } => group_gradient(&norm, accumulate, values),
         NormOp::LayerForward(norm) => {
-            let (values, call) = layer(&LAYER_FORWARD, &norm, false);
+            let (numbers, call) = layer(of(&LAYER_FORWARD), &norm, false);
             let operands = [read(0), read(1), read(2), write(0), write(1), write(2)];
-            smallvec![emitted(call, &operands, values)]
+            smallvec![emitted(call, &operands, numbers)]
         }
-        NormOp::LayerGradient { norm, accumulate } => layer_gradient(&norm, accumulate),
+        NormOp::LayerGradient { norm, accumulate } => layer_gradient(&norm, accumulate, values),
     }
 }
 
@@ -328,25 +365,29 @@ pub(super) fn scratch(op: &NormOp) -> usize {
     }
 }
 
-fn statistics(shape: &BatchShape) -> Emission {
+fn statistics(shape: &BatchShape, values: ValueType) -> Emission {
     let count = shape.batch * shape.pixels();
     let tiles = NormTiles::summing(shape.c, count);
     let finish = Finish::new(shape.c, tiles.chunks(), count, 0.0);
     let partial = sums(write(2), sums_len(shape.c, tiles.chunks()));
     smallvec![
-        emitted(tiles.call(&BATCH_SUMS), &[read(0), partial], tiles),
-        emitted(finish.call(&BATCH_MOMENTS), &[read(0), partial, write(0), write(1)], finish,),
+        emitted(tiles.call(by_values(&BATCH_SUMS, values)), &[read(0), partial], tiles),
+        emitted(
+            finish.call(by_values(&BATCH_MOMENTS, values)),
+            &[read(0), partial, write(0), write(1)],
+            finish,
+        ),
     ]
 }
 
 /// Sums over the outputs, and the coefficients that follow from them.
-fn gradient_sums(norm: &BatchNorm) -> Emission {
+fn gradient_sums(norm: &BatchNorm, values: ValueType) -> Emission {
     let BatchNorm { shape, eps, pool, .. } = *norm;
     let [x, mean, var, gamma, beta, dy, codes] = std::array::from_fn(read);
     let [coefficients, dgamma, dbeta, scratch] = std::array::from_fn(write);
     let tiles = gradient_tiles(norm);
     let partial = sums(scratch, sums_len(shape.c, tiles.chunks()));
-    let values = batch(norm, tiles, pooled(&shape), false);
+    let numbers = batch(norm, tiles, pooled(&shape), false);
     let (kernel, operands) = if pool {
         (&GRADIENT_SUMS_POOLED, &[x, mean, dy, codes, partial][..])
     } else {
@@ -355,12 +396,12 @@ fn gradient_sums(norm: &BatchNorm) -> Emission {
     let finish = Finish::new(shape.c, tiles.chunks(), shape.batch * shape.pixels(), eps);
     let all = [partial, var, gamma, dgamma, dbeta, coefficients];
     smallvec![
-        emitted(tiles.call(kernel), operands, values),
-        emitted(finish.call(&COEFFICIENTS), &all, finish),
+        emitted(tiles.call(by_values(kernel, values)), operands, numbers),
+        emitted(finish.call(by_values(&COEFFICIENTS, values)), &all, finish),
     ]
 }
 
-fn input_gradient(norm: &BatchNorm, accumulate: bool) -> Emission {
+fn input_gradient(norm: &BatchNorm, accumulate: bool, values: ValueType) -> Emission {
     let BatchNorm { shape, pool, .. } = *norm;
     let [x, mean, beta, coefficients, dy, codes] = std::array::from_fn(read);
     let (dx, windows) = (write(0), covering(&shape));
@@ -371,35 +412,47 @@ fn input_gradient(norm: &BatchNorm, accumulate: bool) -> Emission {
         (shape.pixels(), 8, &INPUT_GRADIENT, [x, mean, beta, coefficients, dy, dx])
     };
     let tiles = NormTiles::mapping(shape.c, shape.batch * pixels, each);
-    smallvec![emitted(tiles.call(kernel), &operands, batch(norm, tiles, windows, accumulate))]
+    smallvec![emitted(
+        tiles.call(by_values(kernel, values)),
+        &operands,
+        batch(norm, tiles, windows, accumulate)
+    )]
 }
 
 /// Each sample's sums and input gradient, then the sums over samples.
-fn group_gradient(norm: &GroupNorm, accumulate: bool) -> Emission {
+fn group_gradient(norm: &GroupNorm, accumulate: bool, values: ValueType) -> Emission {
     let shape = norm.shape;
     let [x, gamma, mean, invstd, dy] = std::array::from_fn(read);
     let [dx, dgamma, dbeta, scratch] = std::array::from_fn(write);
     let partial = sums(scratch, sums_len(shape.c, shape.batch));
-    let (values, call) = group(&GROUP_GRADIENT, norm, accumulate);
+    let (numbers, call) = group(by_values(&GROUP_GRADIENT, values), norm, accumulate);
     let finish = Finish::new(shape.c, shape.batch, 1, 0.0);
     smallvec![
-        emitted(call, &[x, gamma, mean, invstd, dy, dx, partial], values),
-        emitted(finish.call(&GROUP_PARAMETERS), &[partial, dgamma, dbeta], finish),
+        emitted(call, &[x, gamma, mean, invstd, dy, dx, partial], numbers),
+        emitted(
+            finish.call(by_values(&GROUP_PARAMETERS, values)),
+            &[partial, dgamma, dbeta],
+            finish
+        ),
     ]
 }
 
 /// The input's gradient, then the sums over pixels.
-fn layer_gradient(norm: &LayerNorm, accumulate: bool) -> Emission {
+fn layer_gradient(norm: &LayerNorm, accumulate: bool, values: ValueType) -> Emission {
     let c = norm.shape.c;
     let [x, gamma, mean, invstd, dy] = std::array::from_fn(read);
     let [dx, dgamma, dbeta, scratch] = std::array::from_fn(write);
     let tiles = NormTiles::summing(c, norm.rows());
     let partial = sums(scratch, sums_len(c, tiles.chunks()));
     let finish = Finish::new(c, tiles.chunks(), 1, 0.0);
-    let (values, call) = layer(&LAYER_GRADIENT, norm, accumulate);
+    let (numbers, call) = layer(by_values(&LAYER_GRADIENT, values), norm, accumulate);
     smallvec![
-        emitted(call, &[x, gamma, mean, invstd, dy, dx], values),
-        emitted(tiles.call(&LAYER_SUMS), &[x, mean, invstd, dy, partial], tiles),
-        emitted(finish.call(&LAYER_PARAMETERS), &[partial, dgamma, dbeta], finish),
+        emitted(call, &[x, gamma, mean, invstd, dy, dx], numbers),
+        emitted(tiles.call(by_values(&LAYER_SUMS, values)), &[x, mean, invstd, dy, partial], tiles),
+        emitted(
+            finish.call(by_values(&LAYER_PARAMETERS, values)),
+            &[partial, dgamma, dbeta],
+            finish
+        ),
     ]
 }

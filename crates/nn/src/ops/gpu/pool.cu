@@ -1,7 +1,7 @@
 // Max pooling, average pooling and global average pooling (kernels/pool.rs). One thread per
 // element, unless stated otherwise. Channels vary fastest, so neighbouring threads read
 // neighbouring elements.
-#include "nn.cuh"
+#include "value.cuh"
 
 const u32 BLOCKED = 4;  // as in norm.cu
 
@@ -18,7 +18,7 @@ struct Shape {
 
 // The maximum of each window: the first of equals in row-major order, the last NaN.
 extern "C" __global__ void __launch_bounds__(256)
-    max_forward(Span<const float> x, Span<float> y, Span<u8> positions, Shape of) {
+    max_forward(Span<const Value> x, Span<Value> y, Span<u8> positions, Shape of) {
     locate(x, y, positions);
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // One thread an input: it gathers from the windows that it is in, in their order.
 extern "C" __global__ void __launch_bounds__(256, 1)
-    max_gradient(Span<const float> dy, Span<const u8> positions, Span<float> dx, Shape of) {
+    max_gradient(Span<const Value> dy, Span<const u8> positions, Span<Value> dx, Shape of) {
     locate(dy, positions, dx);
     u32 i = (u32)first();
     if (i >= dx.len) return;
@@ -107,7 +107,7 @@ struct Clipped {
 
 // The maximum of each window, as in `max_forward`. P holds a position.
 template <class P>
-__device__ __forceinline__ void window_maximum(Span<const float> x, Span<float> y,
+__device__ __forceinline__ void window_maximum(Span<const Value> x, Span<Value> y,
                                                Span<P> positions, const Window& of) {
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -128,13 +128,13 @@ __device__ __forceinline__ void window_maximum(Span<const float> x, Span<float> 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    window_max(Span<const float> x, Span<float> y, Span<u8> positions, Window of) {
+    window_max(Span<const Value> x, Span<Value> y, Span<u8> positions, Window of) {
     locate(x, y, positions);
     window_maximum(x, y, positions, of);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    window_max_wide(Span<const float> x, Span<float> y, Span<u32> positions, Window of) {
+    window_max_wide(Span<const Value> x, Span<Value> y, Span<u32> positions, Window of) {
     locate(x, y, positions);
     window_maximum(x, y, positions, of);
 }
@@ -163,8 +163,8 @@ struct Covering {
 
 // One thread an input, as in `max_gradient`.
 template <class P>
-__device__ __forceinline__ void window_maximum_gradient(Span<const float> dy,
-                                                        Span<const P> positions, Span<float> dx,
+__device__ __forceinline__ void window_maximum_gradient(Span<const Value> dy,
+                                                        Span<const P> positions, Span<Value> dx,
                                                         const Window& of) {
     u32 i = (u32)first();
     if (i >= dx.len) return;
@@ -183,14 +183,14 @@ __device__ __forceinline__ void window_maximum_gradient(Span<const float> dy,
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    window_max_gradient(Span<const float> dy, Span<const u8> positions, Span<float> dx,
+    window_max_gradient(Span<const Value> dy, Span<const u8> positions, Span<Value> dx,
                         Window of) {
     locate(dy, positions, dx);
     window_maximum_gradient(dy, positions, dx, of);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    window_max_gradient_wide(Span<const float> dy, Span<const u32> positions, Span<float> dx,
+    window_max_gradient_wide(Span<const Value> dy, Span<const u32> positions, Span<Value> dx,
                              Window of) {
     locate(dy, positions, dx);
     window_maximum_gradient(dy, positions, dx, of);
@@ -198,7 +198,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // The mean of each window, with zeros in the padding: sums of rows, then their sum.
 extern "C" __global__ void __launch_bounds__(256)
-    window_average(Span<const float> x, Span<float> y, Window of) {
+    window_average(Span<const Value> x, Span<Value> y, Window of) {
     locate(x, y);
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -213,7 +213,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    window_average_gradient(Span<const float> dy, Span<float> dx, Window of) {
+    window_average_gradient(Span<const Value> dy, Span<Value> dx, Window of) {
     locate(dy, dx);
     u32 i = (u32)first();
     if (i >= dx.len) return;
@@ -227,7 +227,7 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // The codes that a pooled batch norm would have written.
 extern "C" __global__ void __launch_bounds__(256)
-    norm_codes(Span<const float> y, Span<const u8> positions, Span<u8> codes) {
+    norm_codes(Span<const Value> y, Span<const u8> positions, Span<u8> codes) {
     locate(y, positions, codes);
     i64 i = first();
     if (i < codes.len) codes[i] = y[i] <= 0.0f ? (u8)BLOCKED : positions[i];
@@ -244,7 +244,7 @@ struct Average {
 
 // Sums in f64.
 extern "C" __global__ void __launch_bounds__(256)
-    average_forward(Span<const float> x, Span<float> y, Average of) {
+    average_forward(Span<const Value> x, Span<Value> y, Average of) {
     locate(x, y);
     __shared__ double part[256];
     OverPixels at(of.columns, of.c.by);
@@ -262,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    average_gradient(Span<const float> dy, Span<float> dx, Average of) {
+    average_gradient(Span<const Value> dy, Span<Value> dx, Average of) {
     locate(dy, dx);
     u32 i = (u32)first();
     if (i >= dx.len) return;

@@ -6,38 +6,58 @@ use smallvec::smallvec;
 
 use super::divisor::Divisor;
 use super::over_pixels::{columns, over_pixels};
-use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use super::{
+    Emission, READ_VALUES, VALUE_HEADERS, WRITE_VALUES, by_values, emitted, kernel, plain, read,
+    value_kernels, value_sources, write,
+};
 use crate::kernels::BatchShape;
 use crate::kernels::pool::{PoolGeometry, PoolShape};
 use crate::ops::PoolOp;
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("pool.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "pool.cu");
 
 const READ_BYTES: Operand = Operand::read::<u8>();
 const WRITE_BYTES: Operand = Operand::write::<u8>();
 
-static MAX: Kernel = kernel::<PoolValues>(&SOURCE, "max_forward", &[READ, WRITE, WRITE_BYTES]);
-static MAX_GRADIENT: Kernel =
-    kernel::<PoolValues>(&SOURCE, "max_gradient", &[READ, READ_BYTES, WRITE]);
+static MAX: [Kernel; 2] =
+    value_kernels!(PoolValues, SOURCE, "max_forward", [READ_VALUES, WRITE_VALUES, WRITE_BYTES]);
+static MAX_GRADIENT: [Kernel; 2] =
+    value_kernels!(PoolValues, SOURCE, "max_gradient", [READ_VALUES, READ_BYTES, WRITE_VALUES]);
 /// Windows of any shape; positions are bytes, or words.
-static WINDOW_MAX: [Kernel; 2] = [
-    kernel::<WindowValues>(&SOURCE, "window_max", &[READ, WRITE, WRITE_BYTES]),
-    kernel::<WindowValues>(&SOURCE, "window_max_wide", &[READ, WRITE, Operand::write::<u32>()]),
-];
-static WINDOW_MAX_GRADIENT: [Kernel; 2] = [
-    kernel::<WindowValues>(&SOURCE, "window_max_gradient", &[READ, READ_BYTES, WRITE]),
-    kernel::<WindowValues>(
-        &SOURCE,
-        "window_max_gradient_wide",
-        &[READ, Operand::read::<u32>(), WRITE],
+static WINDOW_MAX: [[Kernel; 2]; 2] = [
+    value_kernels!(WindowValues, SOURCE, "window_max", [READ_VALUES, WRITE_VALUES, WRITE_BYTES]),
+    value_kernels!(
+        WindowValues,
+        SOURCE,
+        "window_max_wide",
+        [READ_VALUES, WRITE_VALUES, Operand::write::<u32>()]
     ),
 ];
-static WINDOW_AVERAGE: Kernel = kernel::<WindowValues>(&SOURCE, "window_average", &[READ, WRITE]);
-static WINDOW_AVERAGE_GRADIENT: Kernel =
-    kernel::<WindowValues>(&SOURCE, "window_average_gradient", &[READ, WRITE]);
-static NORM_CODES: Kernel = kernel::<()>(&SOURCE, "norm_codes", &[READ, READ_BYTES, WRITE_BYTES]);
-static AVERAGE: Kernel = kernel::<Average>(&SOURCE, "average_forward", &[READ, WRITE]);
-static AVERAGE_GRADIENT: Kernel = kernel::<Average>(&SOURCE, "average_gradient", &[READ, WRITE]);
+static WINDOW_MAX_GRADIENT: [[Kernel; 2]; 2] = [
+    value_kernels!(
+        WindowValues,
+        SOURCE,
+        "window_max_gradient",
+        [READ_VALUES, READ_BYTES, WRITE_VALUES]
+    ),
+    value_kernels!(
+        WindowValues,
+        SOURCE,
+        "window_max_gradient_wide",
+        [READ_VALUES, Operand::read::<u32>(), WRITE_VALUES]
+    ),
+];
+static WINDOW_AVERAGE: [Kernel; 2] =
+    value_kernels!(WindowValues, SOURCE, "window_average", [READ_VALUES, WRITE_VALUES]);
+static WINDOW_AVERAGE_GRADIENT: [Kernel; 2] =
+    value_kernels!(WindowValues, SOURCE, "window_average_gradient", [READ_VALUES, WRITE_VALUES]);
+static NORM_CODES: [Kernel; 2] =
+    value_kernels!((), SOURCE, "norm_codes", [READ_VALUES, READ_BYTES, WRITE_BYTES]);
+static AVERAGE: [Kernel; 2] =
+    value_kernels!(Average, SOURCE, "average_forward", [READ_VALUES, WRITE_VALUES]);
+static AVERAGE_GRADIENT: [Kernel; 2] =
+    value_kernels!(Average, SOURCE, "average_gradient", [READ_VALUES, WRITE_VALUES]);
 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -105,14 +125,15 @@ fn average(of: &BatchShape, accumulate: bool) -> Average {
     Average { pixels, c, columns: columns(of), scale, accumulate: accumulate.into() }
 }
 
-pub(super) fn emit(op: &PoolOp) -> Emission {
+pub(super) fn emit(op: &PoolOp, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
     match *op {
         PoolOp::Max(of) => {
             let (len, operands) = (of.output().len(), [read(0), write(0), write(1)]);
             smallvec![match square(&of, false) {
-                Some(values) => emitted(Call::each(&MAX, len), &operands, values),
+                Some(values) => emitted(Call::each(by(&MAX), len), &operands, values),
                 None => {
-                    let call = Call::each(&WINDOW_MAX[usize::from(of.is_wide())], len);
+                    let call = Call::each(by(&WINDOW_MAX[usize::from(of.is_wide())]), len);
                     emitted(call, &operands, window(&of, false))
                 }
             }]
@@ -120,30 +141,30 @@ pub(super) fn emit(op: &PoolOp) -> Emission {
         PoolOp::MaxGradient { shape: of, accumulate } => {
             let (len, operands) = (of.input.len(), [read(0), read(1), write(0)]);
             smallvec![match square(&of, accumulate) {
-                Some(values) => emitted(Call::each(&MAX_GRADIENT, len), &operands, values),
+                Some(values) => emitted(Call::each(by(&MAX_GRADIENT), len), &operands, values),
                 None => {
-                    let call = Call::each(&WINDOW_MAX_GRADIENT[usize::from(of.is_wide())], len);
+                    let call = Call::each(by(&WINDOW_MAX_GRADIENT[usize::from(of.is_wide())]), len);
                     emitted(call, &operands, window(&of, accumulate))
                 }
             }]
         }
         PoolOp::WindowAverage(of) => {
-            let call = Call::each(&WINDOW_AVERAGE, of.output().len());
+            let call = Call::each(by(&WINDOW_AVERAGE), of.output().len());
             smallvec![emitted(call, &[read(0), write(0)], window(&of, false))]
         }
         PoolOp::WindowAverageGradient { shape: of, accumulate } => {
-            let call = Call::each(&WINDOW_AVERAGE_GRADIENT, of.input.len());
+            let call = Call::each(by(&WINDOW_AVERAGE_GRADIENT), of.input.len());
             smallvec![emitted(call, &[read(0), write(0)], window(&of, accumulate))]
         }
         PoolOp::NormCodes { len } => {
-            smallvec![plain(Call::each(&NORM_CODES, len), &[read(0), read(1), write(0)])]
+            smallvec![plain(Call::each(by(&NORM_CODES), len), &[read(0), read(1), write(0)])]
         }
         PoolOp::Average(of) => {
-            let call = over_pixels(&AVERAGE, &of);
+            let call = over_pixels(by(&AVERAGE), &of);
             smallvec![emitted(call, &[read(0), write(0)], average(&of, false))]
         }
         PoolOp::AverageGradient { shape: of, accumulate } => {
-            let call = Call::each(&AVERAGE_GRADIENT, of.len());
+            let call = Call::each(by(&AVERAGE_GRADIENT), of.len());
             smallvec![emitted(call, &[read(0), write(0)], average(&of, accumulate))]
         }
     }

@@ -1,6 +1,6 @@
 // Embeddings, vectors side by side, transposes (kernels/rows.rs). One thread per element, unless
 // stated otherwise.
-#include "nn.cuh"
+#include "value.cuh"
 
 const u32 THREADS = 128;  // of a block that adds to a row of a table
 
@@ -10,7 +10,7 @@ struct Lookup {
 };
 
 extern "C" __global__ void __launch_bounds__(256)
-    embed(Span<const u32> indices, Span<const float> table, Span<float> y, Lookup of) {
+    embed(Span<const u32> indices, Span<const float> table, Span<Value> y, Lookup of) {
     locate(indices, table, y);
     u32 i = (u32)first();
     if (i >= y.len) return;
@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // A block has one row of the table. It lists where the row is named, THREADS indices at a time, and
 // adds those rows of dy in their order. An index that is out of range names no row.
 extern "C" __global__ void __launch_bounds__(128)
-    embed_gradient(Span<const u32> indices, Span<const float> dy, Span<float> table, Lookup of) {
+    embed_gradient(Span<const u32> indices, Span<const Value> dy, Span<float> table, Lookup of) {
     locate(indices, dy, table);
     __shared__ u32 named[THREADS];
     __shared__ u32 counts[THREADS / 32];
@@ -72,14 +72,14 @@ __device__ __forceinline__ i64 in_whole(u32 i, const Columns& at) {
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    put_columns(Span<const float> part, Span<float> whole, Columns at) {
+    put_columns(Span<const Value> part, Span<Value> whole, Columns at) {
     locate(part, whole);
     u32 i = (u32)first();
     if (i < part.len) whole[in_whole(i, at)] = part[i];
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    take_columns(Span<const float> whole, Span<float> part, Columns at) {
+    take_columns(Span<const Value> whole, Span<Value> part, Columns at) {
     locate(whole, part);
     u32 i = (u32)first();
     if (i < part.len) put(part[i], whole[in_whole(i, at)], at.accumulate);
@@ -94,7 +94,7 @@ struct Matrices {
 
 // Neighbouring threads write neighbouring elements.
 extern "C" __global__ void __launch_bounds__(256)
-    transpose(Span<const float> x, Span<float> y, Matrices of) {
+    transpose(Span<const Value> x, Span<Value> y, Matrices of) {
     locate(x, y);
     u32 i = (u32)first();
     if (i >= y.len) return;

@@ -5,23 +5,31 @@ use meristem_device::{Call, Kernel, KernelSource, Operand};
 use smallvec::smallvec;
 
 use super::divisor::Divisor;
-use super::{Emission, READ, WRITE, emitted, kernel, plain, read, source, write};
+use super::{
+    Emission, READ, READ_VALUES, VALUE_HEADERS, WRITE, WRITE_VALUES, by_values, emitted, kernel,
+    plain, read, value_kernels, value_sources, write,
+};
 use crate::kernels::rows::{ColumnRange, Matrices};
 use crate::ops::rows::{Lookup, RowsOp};
+use crate::precision::ValueType;
 
-pub(super) static SOURCE: KernelSource = source!("rows.cu");
+pub(super) static SOURCE: [KernelSource; 2] = value_sources!(VALUE_HEADERS, "rows.cu");
 
 const READ_INDICES: Operand = Operand::read::<u32>();
 
-static EMBED: Kernel = kernel::<Divisor>(&SOURCE, "embed", &[READ_INDICES, READ, WRITE]);
-static EMBED_GRADIENT: Kernel =
-    kernel::<Divisor>(&SOURCE, "embed_gradient", &[READ_INDICES, READ, WRITE]);
-static COPY_INDICES: Kernel =
-    kernel::<()>(&SOURCE, "copy_indices", &[READ_INDICES, Operand::write::<u32>()]);
-static PUT: Kernel = kernel::<ColumnValues>(&SOURCE, "put_columns", &[READ, WRITE]);
-static TAKE: Kernel = kernel::<ColumnValues>(&SOURCE, "take_columns", &[READ, WRITE]);
+static EMBED: [Kernel; 2] =
+    value_kernels!(Divisor, SOURCE, "embed", [READ_INDICES, READ, WRITE_VALUES]);
+static EMBED_GRADIENT: [Kernel; 2] =
+    value_kernels!(Divisor, SOURCE, "embed_gradient", [READ_INDICES, READ_VALUES, WRITE]);
+static COPY_INDICES: [Kernel; 2] =
+    value_kernels!((), SOURCE, "copy_indices", [READ_INDICES, Operand::write::<u32>()]);
+static PUT: [Kernel; 2] =
+    value_kernels!(ColumnValues, SOURCE, "put_columns", [READ_VALUES, WRITE_VALUES]);
+static TAKE: [Kernel; 2] =
+    value_kernels!(ColumnValues, SOURCE, "take_columns", [READ_VALUES, WRITE_VALUES]);
 
-static TRANSPOSE: Kernel = kernel::<MatrixValues>(&SOURCE, "transpose", &[READ, WRITE]);
+static TRANSPOSE: [Kernel; 2] =
+    value_kernels!(MatrixValues, SOURCE, "transpose", [READ_VALUES, WRITE_VALUES]);
 
 /// Threads of a block that adds to a row of a table.
 const THREADS: u32 = 128;
@@ -48,29 +56,34 @@ struct MatrixValues {
     accumulate: u32,
 }
 
-pub(super) fn emit(op: &RowsOp) -> Emission {
+pub(super) fn emit(op: &RowsOp, values: ValueType) -> Emission {
+    let by = |kernels| by_values(kernels, values);
     match *op {
         RowsOp::Embed(Lookup { indices, size, .. }) => {
             let operands = [read(0), read(1), write(0)];
-            smallvec![emitted(Call::each(&EMBED, indices * size), &operands, Divisor::new(size))]
+            smallvec![emitted(
+                Call::each(by(&EMBED), indices * size),
+                &operands,
+                Divisor::new(size)
+            )]
         }
         RowsOp::EmbedGradient(Lookup { entries, size, .. }) => {
-            let call = Call::new(&EMBED_GRADIENT, entries as u32, THREADS);
+            let call = Call::new(by(&EMBED_GRADIENT), entries as u32, THREADS);
             smallvec![emitted(call, &[read(0), read(1), write(0)], Divisor::new(size))]
         }
         RowsOp::CopyIndices { len } => {
-            smallvec![plain(Call::each(&COPY_INDICES, len), &[read(0), write(0)])]
+            smallvec![plain(Call::each(by(&COPY_INDICES), len), &[read(0), write(0)])]
         }
         RowsOp::Put { rows, at: of } => {
-            let call = Call::each(&PUT, rows * of.count);
+            let call = Call::each(by(&PUT), rows * of.count);
             smallvec![emitted(call, &[read(0), write(0)], at(of, false))]
         }
         RowsOp::Take { rows, at: of, accumulate } => {
-            let call = Call::each(&TAKE, rows * of.count);
+            let call = Call::each(by(&TAKE), rows * of.count);
             smallvec![emitted(call, &[read(0), write(0)], at(of, accumulate))]
         }
         RowsOp::Transpose { of: Matrices { count, rows, columns }, accumulate } => {
-            let call = Call::each(&TRANSPOSE, count * rows * columns);
+            let call = Call::each(by(&TRANSPOSE), count * rows * columns);
             let [rows, columns] = [rows, columns].map(Divisor::new);
             let of = MatrixValues { rows, columns, accumulate: accumulate.into() };
             smallvec![emitted(call, &[read(0), write(0)], of)]

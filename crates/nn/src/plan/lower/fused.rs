@@ -152,7 +152,7 @@ pub(super) fn head(b: &mut PlanBuilder<'_>, pool: NodeId, linear: NodeId) -> Opt
     let y = b.output(linear);
     b.emit(FusedOp::Head(head), &[z, mean, var, gamma, beta, weight, bias], &[means, y]);
     Some(Box::new(move |b, dlogits| {
-        let dy = b.arena(b.batch() * channels);
+        let dy = b.stored(b.batch() * channels);
         let [dgamma, dbeta, coefficients] = norm_gradient(b, &loaded);
         let (dweight, dbias) =
             (b.param_gradient(conv.weight), b.optional_param_gradient(conv.bias));

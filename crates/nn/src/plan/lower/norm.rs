@@ -104,7 +104,7 @@ pub(super) fn batch_norm(b: &mut PlanBuilder<'_>, unit: &NormUnit) -> Result<Opt
         let op = |accumulate| NormOp::InputGradient { norm, accumulate };
         match conv {
             Some(conv) => {
-                let dx = b.arena(shape.len());
+                let dx = b.stored(shape.len());
                 b.emit(op(false), &reads, &[dx]);
                 conv.backward(b, dx);
             }

@@ -19,6 +19,7 @@ use crate::ops::{
 use crate::plan::Phase;
 use crate::plan::builder::PlanBuilder;
 use crate::plan::value::{PlanValue, ValueId};
+use crate::precision::ValueType;
 use crate::space::{Space, SpaceSpan};
 
 /// Emits the mean loss of the graph's output with the targets; returns its gradient.
@@ -33,7 +34,7 @@ pub(in crate::plan) fn loss(b: &mut PlanBuilder<'_>) -> ValueId {
         writes.push(b.fixed(metrics::train_score_span(groups, log)));
     }
     b.emit(LossOp::Train { of, log }, &reads, &writes);
-    gradient
+    b.as_values(gradient)
 }
 
 /// Emits the loss of proximal policy optimisation over the graph's output; returns its gradient.
@@ -45,14 +46,14 @@ pub(in crate::plan) fn policy_loss(
     let (value, gradient) = (b.node(b.graph.output), output_like(b));
     let (loss, rows) = (Arc::clone(loss), b.batch());
     emit_given(b, PpoOp::Objective { loss, pass, rows }, &[value], &[gradient]);
-    gradient
+    b.as_values(gradient)
 }
 
 /// Emits a copy of the graph's output to the caller's memory, in the forward pass.
 pub(in crate::plan) fn deliver_output(b: &mut PlanBuilder<'_>) {
     let (output, len) = (b.node(b.graph.output), b.shape(b.graph.output).len());
     let to = b.fixed(SpaceSpan::new(Space::Output(0), DType::F32, 0, len));
-    b.emit(ElementwiseOp::Pass { len, accumulate: false }, &[output], &[to]);
+    deliver_f32(b, output, to);
 }
 
 /// Emits a copy of the output's gradient from the input after the graph's; returns the copy, to
@@ -60,11 +61,25 @@ pub(in crate::plan) fn deliver_output(b: &mut PlanBuilder<'_>) {
 pub(in crate::plan) fn given_gradient(b: &mut PlanBuilder<'_>) -> ValueId {
     let (len, input) = (b.shape(b.graph.output).len(), b.graph.inputs());
     let given = b.fixed(SpaceSpan::new(Space::Input(input), DType::F32, 0, len));
+    if b.options.values() != ValueType::F32 {
+        return b.as_values(given);
+    }
     let gradient = output_like(b);
-    b.emit(ElementwiseOp::Pass { len, accumulate: false }, &[given], &[gradient]);
+    b.emit(pass(len), &[given], &[gradient]);
     gradient
 }
 
+/// Emits a copy of a value to memory of the caller, which is f32.
+fn deliver_f32(b: &mut PlanBuilder<'_>, from: ValueId, to: ValueId) {
+    let PlanValue { dtype, len, .. } = b.values[from.index()];
+    if dtype == DType::F32 {
+        b.emit_f32(pass(len), &[from], &[to]);
+    } else {
+        b.emit(ElementwiseOp::Widen { len }, &[from], &[to]);
+    }
+}
+
+/// An f32 value of the length of the output.
 fn output_like(b: &mut PlanBuilder<'_>) -> ValueId {
     b.arena(b.shape(b.graph.output).len())
 }
@@ -121,7 +136,7 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
         let optimiser = b.graph.groups[group].optimiser.kind();
         let before = (id == GroupId::HOST && b.graph.step_factors.is_some()).then(|| {
             let kept = b.arena(size.values);
-            b.emit(pass(size.values), &[values], &[kept]);
+            b.emit_f32(pass(size.values), &[values], &[kept]);
             kept
         });
         for variant in 0..=b.graph.groups[group].variants.len() {
@@ -149,9 +164,9 @@ fn shorten(b: &mut PlanBuilder<'_>, len: usize, before: ValueId, values: ValueId
         [0, len].map(|start| b.fixed(SpaceSpan::new(Space::StepFactors, DType::F32, start, len)));
     let mixed = b.arena(len);
     let product = |accumulate| ElementwiseOp::Product { len, accumulate };
-    b.emit(product(false), &[values, factors], &[mixed]);
-    b.emit(product(true), &[before, rests], &[mixed]);
-    b.emit(pass(len), &[mixed], &[values]);
+    b.emit_f32(product(false), &[values, factors], &[mixed]);
+    b.emit_f32(product(true), &[before, rests], &[mixed]);
+    b.emit_f32(pass(len), &[mixed], &[values]);
 }
 
 fn pass(len: usize) -> ElementwiseOp {
@@ -220,12 +235,13 @@ pub(in crate::plan) fn deliver(b: &mut PlanBuilder<'_>, draw: Option<&Arc<Sample
     }
     for (n, from) in (first..).zip(results) {
         let PlanValue { dtype, len, .. } = b.values[from.index()];
+        let dtype = if dtype == DType::U32 { dtype } else { DType::F32 };
         let to = b.fixed(SpaceSpan::new(Space::Output(n), dtype, 0, len));
-        let op: ops::StepOp = match dtype {
-            DType::U32 => RowsOp::CopyIndices { len }.into(),
-            _ => ElementwiseOp::Pass { len, accumulate: false }.into(),
-        };
-        b.emit(op, &[from], &[to]);
+        if dtype == DType::U32 {
+            b.emit(RowsOp::CopyIndices { len }, &[from], &[to]);
+        } else {
+            deliver_f32(b, from, to);
+        }
     }
 }
 
@@ -238,7 +254,7 @@ fn emit_given(
     writes: &[ValueId],
 ) -> usize {
     let op = op.into();
-    let (signature, first) = (op.signature(b.options.target), b.graph.inputs());
+    let (signature, first) = (op.signature(b.options.target, b.options.values()), b.graph.inputs());
     let mut fixed = |space, spec: &Spec| b.fixed(SpaceSpan::new(space, spec.dtype, 0, spec.len));
     let inputs = signature.reads.iter().skip(reads.len()).zip(first..);
     let inputs: Vec<_> = inputs.map(|(spec, n)| fixed(Space::Input(n), spec)).collect();

@@ -1,16 +1,17 @@
 //! One operation with operands, run on a backend and compared.
 
+use half::bf16;
 use meristem_device::DType;
-use meristem_nn::Precision;
 use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::{
     self, BlendOp, ConvOp, DropoutOp, ElementwiseOp, FusedOp, LossOp, LstmOp, NormOp, OpBackend,
     OperandRole, OptimOp, PoolOp, PpoOp, RowsOp, SampleOp, Slice, SliceMut, Spec, StateOp, StepOp,
     StepOperands,
 };
+use meristem_nn::{Isa, Precision, ValueType};
 
 /// Number of kinds of operations; see [`kind`].
-pub(super) const KINDS: usize = 62;
+pub(super) const KINDS: usize = 64;
 
 /// A number for each kind of operation. A new operation does not compile without a number, and the
 /// test fails until it has a case.
@@ -39,6 +40,8 @@ pub(super) fn kind(op: &StepOp) -> usize {
         StepOp::Elementwise(ElementwiseOp::Fill { .. }) => 18,
         StepOp::Elementwise(ElementwiseOp::Multiply { .. }) => 19,
         StepOp::Elementwise(ElementwiseOp::Pass { .. }) => 20,
+        StepOp::Elementwise(ElementwiseOp::Narrow { .. }) => 62,
+        StepOp::Elementwise(ElementwiseOp::Widen { .. }) => 63,
         StepOp::Elementwise(ElementwiseOp::Forward { .. }) => 21,
         StepOp::Elementwise(ElementwiseOp::Gradient { .. }) => 22,
         StepOp::Elementwise(ElementwiseOp::Add { .. }) => 23,
@@ -114,10 +117,27 @@ fn rounding(op: &StepOp) -> f64 {
     }
 }
 
+/// Relative error of a value that is rounded to the 8 significant bits of bf16: half a place.
+pub(super) const BF16: f64 = 1.0 / 256.0;
+
+/// Factor of the error of a sum that is over values which the operation itself has stored before,
+/// relative to the error of one such value. A sum of at most `terms` terms of at most `most` is off
+/// by at most [`BF16`] times `terms · most` if its terms are. A variance is a mean of squares,
+/// which are off twice as much as the values, less the square of a mean, which is off twice as much
+/// as the mean: 4.
+fn stored_between(op: &StepOp) -> f64 {
+    match op {
+        StepOp::Conv(ConvOp::ForwardWithStats(_)) | StepOp::Fused(FusedOp::Forward { .. }) => 4.0,
+        StepOp::Fused(FusedOp::Backward { .. } | FusedOp::HeadGradient(_)) => 1.0,
+        _ => 0.0,
+    }
+}
+
 /// Elements of an operand.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Data {
     F32(Vec<f32>),
+    Bf16(Vec<bf16>),
     F64(Vec<f64>),
     U32(Vec<u32>),
     I64(Vec<i64>),
@@ -133,6 +153,7 @@ impl Data {
     pub(super) fn slice(&self) -> Slice<'_> {
         match self {
             Data::F32(v) => Slice::from_elements(v),
+            Data::Bf16(v) => Slice::from_elements(v),
             Data::F64(v) => Slice::from_elements(v),
             Data::U32(v) => Slice::from_elements(v),
             Data::I64(v) => Slice::from_elements(v),
@@ -140,9 +161,26 @@ impl Data {
         }
     }
 
+    /// Values as bf16 stores them; other elements as they are.
+    pub(super) fn stored(self) -> Data {
+        match self {
+            Data::F32(values) => Data::Bf16(values.into_iter().map(bf16::from_f32).collect()),
+            other => other,
+        }
+    }
+
+    /// Stored values as f32; other elements as they are.
+    pub(super) fn widened(self) -> Data {
+        match self {
+            Data::Bf16(values) => Data::F32(values.into_iter().map(bf16::to_f32).collect()),
+            other => other,
+        }
+    }
+
     pub(super) fn slice_mut(&mut self) -> SliceMut<'_> {
         match self {
             Data::F32(v) => SliceMut::from_elements(v),
+            Data::Bf16(v) => SliceMut::from_elements(v),
             Data::F64(v) => SliceMut::from_elements(v),
             Data::U32(v) => SliceMut::from_elements(v),
             Data::I64(v) => SliceMut::from_elements(v),
@@ -191,6 +229,8 @@ pub(super) struct Case {
     most: f64,
     /// Different bounds of some results: position among the writes, terms, magnitude.
     bounds: Vec<(usize, usize, f64)>,
+    /// Bound of the errors by values that the operation stores as bf16 and reads again.
+    stored: f64,
     /// Given operands, with their positions among the reads.
     pub(super) reads: Vec<(usize, Data)>,
     /// Given operands, with their positions among the writes.
@@ -198,7 +238,7 @@ pub(super) struct Case {
 }
 
 pub(super) fn case(op: impl Into<StepOp>, terms: usize, most: f64) -> Case {
-    Case { op: op.into(), terms, most, bounds: vec![], reads: vec![], writes: vec![] }
+    Case { op: op.into(), terms, most, bounds: vec![], stored: 0.0, reads: vec![], writes: vec![] }
 }
 
 impl Case {
@@ -212,6 +252,10 @@ impl Case {
         self
     }
 
+    pub(super) fn storing(self, stored: f64) -> Self {
+        Self { stored, ..self }
+    }
+
     pub(super) fn reading(mut self, at: usize, data: Data) -> Self {
         self.reads.push((at, data));
         self
@@ -222,17 +266,35 @@ impl Case {
         self
     }
 
-    /// The operands on a target: read ones, and written ones.
-    pub(super) fn operands(&self, target: ops::PlanTarget) -> [Vec<Data>; 2] {
-        let (signature, mut random) = (self.op.signature(target), Random(kind(&self.op) as u64));
+    /// The operands on a backend: read ones, and written ones.
+    pub(super) fn operands(&self, on: OpBackend<'_>) -> [Vec<Data>; 2] {
+        let signature = self.op.signature(on.target(), ValueType::F32);
+        let mut random = Random(kind(&self.op) as u64);
         let mut make = |specs: &[Spec], given: &[(usize, Data)]| -> Vec<Data> {
             let of = |(at, spec): (usize, &Spec)| {
                 let fixed = given.iter().find(|(position, _)| *position == at);
-                fixed.map_or_else(|| random.data(spec), |(_, data)| data.clone())
+                let data = fixed.map_or_else(|| random.data(spec), |(_, data)| data.clone());
+                let stored = spec.is_values && on.values() == ValueType::Bf16;
+                if stored { data.stored() } else { data }
             };
             specs.iter().enumerate().map(of).collect()
         };
         [make(&signature.reads, &self.reads), make(&signature.writes, &self.writes)]
+    }
+
+    /// Results of the portable kernels over the elements that a backend with values of this type
+    /// reads.
+    pub(super) fn expected(&self, values: ValueType) -> Vec<Data> {
+        let on = OpBackend::Cpu(Isa::portable());
+        let signature = self.op.signature(on.target(), ValueType::F32);
+        let rounded = |(data, spec): (Data, &Spec)| {
+            let stored = spec.is_values && values == ValueType::Bf16;
+            if stored { data.stored().widened() } else { data }
+        };
+        let [reads, writes] = self.operands(on);
+        let reads = reads.into_iter().zip(&signature.reads).map(rounded).collect();
+        let writes = writes.into_iter().zip(&signature.writes).map(rounded).collect();
+        self.run_over(on, [reads, writes])
     }
 
     /// Runs the operation with these operands; returns the written ones, without scratch.
@@ -246,7 +308,7 @@ impl Case {
             writes: writes.iter_mut().map(Data::slice_mut).collect(),
         };
         ops::run(on, &self.op, operands).unwrap();
-        let signature = self.op.signature(on.target());
+        let signature = self.op.signature(on.target(), on.values());
         let results = writes.into_iter().zip(&signature.writes);
         results
             .filter(|(_, spec)| spec.role != OperandRole::Scratch)
@@ -255,7 +317,7 @@ impl Case {
     }
 
     pub(super) fn run(&self, on: OpBackend<'_>) -> Vec<Data> {
-        self.run_over(on, self.operands(on.target()))
+        self.run_over(on, self.operands(on))
     }
 
     /// The given elements of the read operand at position `at`; ones if none are given.
@@ -268,7 +330,7 @@ impl Case {
     /// Elements of the largest operand.
     #[cfg(feature = "cuda")]
     pub(super) fn elements(&self) -> usize {
-        let signature = self.op.signature(ops::PlanTarget::Cpu);
+        let signature = self.op.signature(ops::PlanTarget::Cpu, ValueType::F32);
         signature.reads.iter().chain(&signature.writes).map(|spec| spec.len).max().unwrap_or(0)
     }
 
@@ -281,9 +343,18 @@ impl Case {
             // No partial sum is larger than all terms. Additions of the portable kernels, and of
             // `on`.
             let addition = 2f64.powi(-24) + rounding(&self.op);
-            let limit = (terms * terms) as f64 * most * addition;
-            let near =
-                |a: f64, b: f64| a == b || (a - b).abs() <= limit || (a.is_nan() && b.is_nan());
+            let mut limit = (terms * terms) as f64 * most * addition;
+            if on.values() == ValueType::Bf16 {
+                limit += self.stored + terms as f64 * most * BF16 * stored_between(&self.op);
+            }
+            // A result that is stored as bf16 is rounded once.
+            let last = if matches!(got, Data::Bf16(_)) { BF16 } else { 0.0 };
+            let near = |a: f64, b: f64| {
+                // Below the normal numbers places are 2⁻¹³³ wide.
+                let limit = limit + last * (b.abs() + limit) + last.min(2f64.powi(-134));
+                a == b || (a - b).abs() <= limit || (a.is_nan() && b.is_nan())
+            };
+            let got = &got.clone().widened();
             let same = match (got, expected) {
                 (Data::F32(a), Data::F32(b)) => {
                     a.iter().zip(b).all(|(a, b)| near(f64::from(*a), f64::from(*b)))

@@ -1,6 +1,5 @@
 //! Cases of every kind of operation.
 
-use meristem_nn::Precision;
 use meristem_nn::graph::BlendMode;
 use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
@@ -13,6 +12,7 @@ use meristem_nn::ops::rows::Lookup;
 use meristem_nn::ops::{
     BlendOp, ConvOp, DropoutOp, ElementwiseOp, LstmOp, PlanTarget, RowsOp, StepOp,
 };
+use meristem_nn::{Precision, ValueType};
 
 use super::case::{Case, Data, Random, case};
 use super::image_cases::{norm_cases, pool_cases};
@@ -178,7 +178,7 @@ fn product_cases(product: ConvProduct) -> Vec<Case> {
     }
     for case in &mut cases {
         if case.op != weights.into() {
-            let len = case.op.signature(PlanTarget::Cpu).reads[1].len;
+            let len = case.op.signature(PlanTarget::Cpu, ValueType::F32).reads[1].len;
             case.reads.push((1, packed_weights(&shape, len)));
         }
     }
@@ -196,6 +196,8 @@ fn elementwise_cases() -> Vec<Case> {
         case(ElementwiseOp::Multiply { len, factor: 0.3 }, 1, 1.0),
         case(ElementwiseOp::Pass { len, accumulate: true }, 2, 1.0),
         case(ElementwiseOp::Add { len }, 2, 1.0),
+        case(ElementwiseOp::Narrow { len: 300 }, 1, 0.0),
+        case(ElementwiseOp::Widen { len: 300 }, 1, 0.0),
         case(ElementwiseOp::Product { len, accumulate: false }, 1, 1.0),
         case(ElementwiseOp::Product { len: 300, accumulate: true }, 2, 1.0),
         case(ElementwiseOp::Scale { shape: IMAGE, factor: 2.0 }, 2, 2.0),

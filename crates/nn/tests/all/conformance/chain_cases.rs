@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use meristem_device::DType;
-use meristem_nn::Isa;
 use meristem_nn::graph::UnaryFunction;
 use meristem_nn::kernels::BatchShape;
 use meristem_nn::kernels::conv::ConvShape;
@@ -19,6 +18,7 @@ use meristem_nn::ops::{
     self, ConvOp, ElementwiseOp, NormOp, OpBackend, OperandRole, PlanTarget, PoolOp, RowsOp,
     StepOperands,
 };
+use meristem_nn::{Isa, ValueType};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::{function_case, packed_weights};
@@ -211,7 +211,7 @@ pub(super) fn one_by_one(chain: &Chain, isa: Isa, [reads, writes]: [Vec<Data>; 2
     let inner = chain.inner.iter().map(|of| random.data(&ops::Spec::new(of.dtype, of.len)));
     let (mut writes, mut inner) = (writes, inner.collect::<Vec<Data>>());
     for step in &chain.steps {
-        let signature = step.op.signature(PlanTarget::Cpu);
+        let signature = step.op.signature(PlanTarget::Cpu, ValueType::F32);
         let none = || Data::F32(vec![]);
         let get = |place: &OperandPlace, writes: &[Data], inner: &[Data]| match *place {
             OperandPlace::Absent => none(),
@@ -256,7 +256,7 @@ fn what_a_chain_writes_for_each_sample_has_the_bits_of_its_links() {
         let chain = module(sizes, tiles);
         let weights = packed_weights(&product(1).shape, chain.reads[1].len);
         let of = case(Arc::new(chain.clone()), 0, 0.0).reading(1, weights);
-        let operands = of.operands(PlanTarget::Cpu);
+        let operands = of.operands(OpBackend::Cpu(Isa::portable()));
         let expected = one_by_one(&chain, isa, operands.clone());
         let got = of.run_over(OpBackend::Cpu(isa), operands);
         for (at, _) in chain.writes.iter().enumerate().filter(|(_, of)| of.by_sample) {
@@ -270,7 +270,7 @@ fn pooling_and_transposes_in_a_chain_have_the_bits_of_their_links() {
     for (sizes, isa) in sizes() {
         let chain = joins(sizes);
         let of = case(Arc::new(chain.clone()), 0, 0.0);
-        let operands = of.operands(PlanTarget::Cpu);
+        let operands = of.operands(OpBackend::Cpu(Isa::portable()));
         let expected = one_by_one(&chain, isa, operands.clone());
         assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{sizes:?}, {isa}");
     }
@@ -281,7 +281,7 @@ fn functions_in_a_chain_have_the_bits_of_its_links() {
     let of_isa = |isa| functions().map(move |(_, chain)| (chain, isa));
     for (chain, isa) in Isa::available().into_iter().flat_map(of_isa) {
         let of = case(Arc::new(chain.clone()), 0, 0.0);
-        let operands = of.operands(PlanTarget::Cpu);
+        let operands = of.operands(OpBackend::Cpu(Isa::portable()));
         let expected = one_by_one(&chain, isa, operands.clone());
         assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{chain:?}, {isa}");
     }
@@ -300,7 +300,7 @@ fn sums_of_a_chain_are_those_of_its_links() {
             .reading(x, Data::F32(whole(1, chain.reads[0].len)))
             .reading(w, Data::F32(weights))
             .writing(1, Data::F32(whole(2, chain.writes[1].len)));
-        let operands = of.operands(PlanTarget::Cpu);
+        let operands = of.operands(OpBackend::Cpu(Isa::portable()));
         let expected = one_by_one(&chain, isa, operands.clone());
         assert!(of.run_over(OpBackend::Cpu(isa), operands) == expected, "{sizes:?}, {isa}");
     }

@@ -7,7 +7,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use meristem_device::{Args, Device, DeviceId, DeviceOptions, in_parts};
-use meristem_nn::Isa;
 use meristem_nn::graph::{AdamConfig, Optimiser};
 use meristem_nn::kernels::conv::winograd::TileSize;
 use meristem_nn::kernels::conv::{self, ConvInputs, ConvShape, ParamGrads};
@@ -17,6 +16,7 @@ use meristem_nn::kernels::{BatchShape, GradOut};
 use meristem_nn::ops::conv::{ConvOp, ConvProduct};
 use meristem_nn::ops::norm::BatchNorm;
 use meristem_nn::ops::{ElementwiseOp, LstmOp, NormOp, OpBackend, OptimOp, PlanTarget};
+use meristem_nn::{Isa, ValueType};
 
 use super::case::{Case, Data, Random, case};
 use super::cases::packed_weights;
@@ -142,7 +142,7 @@ fn on_device(case: &Case, isa: Isa, threads: usize) -> Vec<Data> {
     let options = DeviceOptions { threads, ..DeviceOptions::default() };
     let device = Device::open(DeviceId::Cpu(0), &options).unwrap();
     let (case, results) = (case.clone(), Arc::new(Mutex::new(vec![])));
-    let (to, operands) = (results.clone(), case.operands(PlanTarget::Cpu));
+    let (to, operands) = (results.clone(), case.operands(OpBackend::Cpu(Isa::portable())));
     let kernel = move |_: &mut Args<'_>| {
         helpers(threads);
         *to.lock().unwrap() = case.run_over(OpBackend::Cpu(isa), operands);
@@ -202,5 +202,5 @@ fn a_batch_in_parts_has_the_bits_of_one() {
 
 /// Elements of the first operand that an operation writes.
 fn of_first(op: &ConvOp) -> usize {
-    meristem_nn::ops::StepOp::from(*op).signature(PlanTarget::Cpu).writes[0].len
+    meristem_nn::ops::StepOp::from(*op).signature(PlanTarget::Cpu, ValueType::F32).writes[0].len
 }

@@ -14,7 +14,7 @@ use meristem_nn::ops::chain::{
 };
 use meristem_nn::ops::conv::ConvProduct;
 use meristem_nn::ops::norm::BatchNorm;
-use meristem_nn::ops::{ConvOp, NormOp, OpBackend, PlanTarget};
+use meristem_nn::ops::{ConvOp, NormOp, OpBackend};
 
 use super::case::{Case, Data, case};
 use super::cases::packed_weights;
@@ -151,7 +151,7 @@ fn reductions_in_a_chain_have_the_bits_of_their_operations_alone() {
             let chains = [(of.forward(act), 5, 0..3), (of.backward(act), 7, 0..4)];
             for (chain, weights, compared) in chains {
                 let case = of.case(chain.clone(), weights);
-                let operands = case.operands(PlanTarget::Cpu);
+                let operands = case.operands(OpBackend::Cpu(Isa::portable()));
                 let expected = one_by_one(&chain, isa, operands.clone());
                 let got = case.run_over(OpBackend::Cpu(isa), operands);
                 for at in compared {

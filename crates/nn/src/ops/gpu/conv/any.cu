@@ -152,7 +152,8 @@ struct Place {
 
 // Writes, or adds, the first `left` of four elements side by side. Their indices are constants, so
 // that they stay in registers.
-__device__ __forceinline__ void put4(Span<float> to, i64 at, const float (&v)[4], u32 left,
+template <class T>
+__device__ __forceinline__ void put4(Span<T> to, i64 at, const float (&v)[4], u32 left,
                                      bool accumulate) {
     if (left >= 4 && !accumulate) return store4(&to[at], v);
 #pragma unroll
@@ -163,9 +164,9 @@ __device__ __forceinline__ void put4(Span<float> to, i64 at, const float (&v)[4]
 
 // y = window(x) · w + bias.
 template <u32 ROWS, u32 COLS, u32 EACH>
-__device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
+__device__ __forceinline__ void forward_tile(const Conv& s, Span<const Value> x,
                                              Span<const float> w, Span<const float> bias,
-                                             Span<float> y) {
+                                             Span<Value> y) {
     using T = Tile<ROWS, COLS, EACH, Product>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[ROWS];
@@ -223,28 +224,28 @@ __device__ __forceinline__ void forward_tile(const Conv& s, Span<const float> x,
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3)
-    forward_large(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+    forward_large(Span<const Value> x, Span<const float> w, Span<const float> bias, Span<Value> y,
                   Conv s) {
     locate(x, w, bias, y);
     forward_tile<128, 64, 8>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 3)
-    forward_wide(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+    forward_wide(Span<const Value> x, Span<const float> w, Span<const float> bias, Span<Value> y,
                  Conv s) {
     locate(x, w, bias, y);
     forward_tile<64, 64, 4>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    forward_narrow(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+    forward_narrow(Span<const Value> x, Span<const float> w, Span<const float> bias, Span<Value> y,
                    Conv s) {
     locate(x, w, bias, y);
     forward_tile<128, 16, 4>(s, x, w, bias, y);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    forward_small(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+    forward_small(Span<const Value> x, Span<const float> w, Span<const float> bias, Span<Value> y,
                   Conv s) {
     locate(x, w, bias, y);
     forward_tile<32, 32, 4>(s, x, w, bias, y);
@@ -252,8 +253,8 @@ extern "C" __global__ void __launch_bounds__(64)
 
 // dx (+)= windows of dy · transposed w, for the pixels of a phase.
 template <u32 ROWS, u32 COLS, u32 EACH>
-__device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, Span<const float> w,
-                                          Span<float> dx) {
+__device__ __forceinline__ void data_tile(const Conv& s, Span<const Value> dy, Span<const float> w,
+                                          Span<Value> dx) {
     using T = Tile<ROWS, COLS, EACH, Product>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[ROWS];
@@ -304,25 +305,25 @@ __device__ __forceinline__ void data_tile(const Conv& s, Span<const float> dy, S
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3)
-    data_large(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    data_large(Span<const Value> dy, Span<const float> w, Span<Value> dx, Conv s) {
     locate(dy, w, dx);
     data_tile<128, 64, 8>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 3)
-    data_wide(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    data_wide(Span<const Value> dy, Span<const float> w, Span<Value> dx, Conv s) {
     locate(dy, w, dx);
     data_tile<64, 64, 4>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
-    data_narrow(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    data_narrow(Span<const Value> dy, Span<const float> w, Span<Value> dx, Conv s) {
     locate(dy, w, dx);
     data_tile<128, 16, 4>(s, dy, w, dx);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    data_small(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    data_small(Span<const Value> dy, Span<const float> w, Span<Value> dx, Conv s) {
     locate(dy, w, dx);
     data_tile<32, 32, 4>(s, dy, w, dx);
 }
@@ -337,8 +338,8 @@ constexpr u32 RING = STAGES + 2;
 // copies adjacent rows and columns to consecutive banks. The gradient of the bias is a
 // sum of the unrounded columns.
 template <u32 ROWS, u32 COLS, u32 EACH>
-__device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
-                                            Span<const float> dy, Span<float> sums) {
+__device__ __forceinline__ void weight_tile(const Conv& s, Span<const Value> x,
+                                            Span<const Value> dy, Span<float> sums) {
     using T = Tile<ROWS, COLS, EACH, Product, true>;
     __shared__ T tiles[STAGES];
     __shared__ Corner corners[RING][DEPTH];  // of the steps that come next
@@ -401,25 +402,25 @@ __device__ __forceinline__ void weight_tile(const Conv& s, Span<const float> x,
 }
 
 extern "C" __global__ void __launch_bounds__(128, 3)
-    weight_large(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    weight_large(Span<const Value> x, Span<const Value> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
     weight_tile<128, 64, 8>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-    weight_wide(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    weight_wide(Span<const Value> x, Span<const Value> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
     weight_tile<64, 64, 4>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    weight_narrow(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    weight_narrow(Span<const Value> x, Span<const Value> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
     weight_tile<64, 16, 4>(s, x, dy, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(64)
-    weight_small(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    weight_small(Span<const Value> x, Span<const Value> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
     weight_tile<32, 32, 4>(s, x, dy, sums);
 }

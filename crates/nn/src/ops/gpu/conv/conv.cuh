@@ -72,6 +72,16 @@ __device__ __forceinline__ void copy4(float* to, const float* from) {
 #endif
 }
 
+// Four elements that are stored as bf16: at once where their address permits it.
+__device__ __forceinline__ void store4(StoredBf16* to, const float* v) {
+    if ((reinterpret_cast<u64>(to) & 7) == 0) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(to_bf16(v[0], v[1]), to_bf16(v[2], v[3]));
+    } else {
+#pragma unroll
+        for (u32 j = 0; j < 4; ++j) to[j] = v[j];
+    }
+}
+
 // Copies an element, or writes 0 if there is none: `at` is negative.
 __device__ __forceinline__ void fetch(float* to, Span<const float> from, i64 at) {
     if (at >= 0) {
@@ -85,6 +95,25 @@ __device__ __forceinline__ void fetch(float* to, Span<const float> from, i64 at)
 // where the address permits it: in tensors whose rows are multiples of four.
 __device__ __forceinline__ void fetch4(float* to, Span<const float> from, i64 at, u32 left) {
     if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 15) == 0) return copy4(to, &from[at]);
+#pragma unroll
+    for (u32 j = 0; j < 4; ++j) fetch(to + j, from, j < left ? at + j : -1);
+}
+
+// The same for elements that are stored as bf16, which become f32 in shared memory. They pass
+// through registers, since a copy of the hardware neither converts nor moves 2 bytes: the thread
+// waits for them, and loads of an unrolled loop are in flight together.
+__device__ __forceinline__ void fetch(float* to, Span<const StoredBf16> from, i64 at) {
+    *to = at >= 0 ? (float)from[at] : 0.0f;
+}
+
+__device__ __forceinline__ void fetch4(float* to, Span<const StoredBf16> from, i64 at, u32 left) {
+    if (left >= 4 && (reinterpret_cast<u64>(from.data + at) & 7) == 0) {
+        uint2 pairs = *reinterpret_cast<const uint2*>(&from[at]);
+        *reinterpret_cast<float4*>(to) =
+            make_float4(__uint_as_float(pairs.x << 16), __uint_as_float(pairs.x & 0xffff0000),
+                        __uint_as_float(pairs.y << 16), __uint_as_float(pairs.y & 0xffff0000));
+        return;
+    }
 #pragma unroll
     for (u32 j = 0; j < 4; ++j) fetch(to + j, from, j < left ? at + j : -1);
 }

@@ -5,8 +5,8 @@
 #include "product.cuh"
 
 extern "C" __global__ void __launch_bounds__(256)
-    depthwise_forward(Span<const float> x, Span<const float> w, Span<const float> bias,
-                      Span<float> y, Conv s) {
+    depthwise_forward(Span<const Value> x, Span<const float> w, Span<const float> bias,
+                      Span<Value> y, Conv s) {
     locate(x, w, bias, y);
     u32 i = first();
     if (i >= y.len) return;
@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    depthwise_data(Span<const float> dy, Span<const float> w, Span<float> dx, Conv s) {
+    depthwise_data(Span<const Value> dy, Span<const float> w, Span<Value> dx, Conv s) {
     locate(dy, w, dx);
     u32 i = first();
     if (i >= dx.len) return;
@@ -61,7 +61,7 @@ constexpr u32 TAPS = 10;
 // block's 8 rows of 32 threads each takes every eighth pixel; in shared memory a row has a bank for
 // each thread.
 extern "C" __global__ void __launch_bounds__(256)
-    depthwise_weight(Span<const float> x, Span<const float> dy, Span<float> sums, Conv s) {
+    depthwise_weight(Span<const Value> x, Span<const Value> dy, Span<float> sums, Conv s) {
     locate(x, dy, sums);
     __shared__ float shared[TAPS][8][32];
     u32 tiles = (s.out_c + 31) / 32, t = threadIdx.x, lane = t % 32, row = t / 32, first, end;

@@ -2,6 +2,7 @@
 // gradients of parameters. Blocks sum parts of the pixels, which follow from shapes; another call
 // adds them.
 #include "norm.cuh"
+#include "value.cuh"
 
 struct Statistics {
     u32 pixels, channels;
@@ -12,7 +13,7 @@ struct Statistics {
 // Sums and sums of squares of a part's pixels: [part][2][channels]. f64 holds them exactly enough
 // for a variance far below the squared mean.
 extern "C" __global__ void __launch_bounds__(256)
-    statistics_parts(Span<const float> y, Span<double> sums, Statistics s) {
+    statistics_parts(Span<const Value> y, Span<double> sums, Statistics s) {
     locate(y, sums);
     __shared__ double shared[2][256];
     u32 tiles = (s.channels + s.lanes - 1) / s.lanes, t = threadIdx.x, rows = 256 / s.lanes;

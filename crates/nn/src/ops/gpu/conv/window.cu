@@ -66,7 +66,7 @@ struct Origin {
 };
 
 // Copies channels of a tile and its halo to shared memory: a chunk of 8 channels at most.
-__device__ __forceinline__ void load_planes(const Window& s, Span<const float> x, float* planes,
+__device__ __forceinline__ void load_planes(const Window& s, Span<const Value> x, float* planes,
                                             const Origin& at, Channels which) {
     u32 lanes = which.n > 4 ? 8 : 4, lane = threadIdx.x % 32, c = lane % lanes;
     if (c >= which.n) return;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void load_transposed(const Window& s, Span<const floa
 // sums of squares of its channels: [tile][2][out_c].
 template <bool STATISTICS>
 __device__ __forceinline__ void write_tile(const Window& s, const float* staging, const Origin& at,
-                                           u32 col0, Span<const float> bias, Span<float> y,
+                                           u32 col0, Span<const float> bias, Span<Value> y,
                                            Span<double> sums) {
     __shared__ double partial[2][4][STATISTICS ? 64 : 1];
     u32 t = threadIdx.x, lane = t % 32, warp = t / 32, warps = blockDim.x / 32;
@@ -133,6 +133,7 @@ __device__ __forceinline__ void write_tile(const Window& s, const float* staging
             const float* from = staging + mine * s.staging + r * s.tile_w;
             for (u32 k = lane / 8; k < s.tile_w && at.x + k < s.out_w; k += 4) {
                 float v = from[k] + b;
+                if (STATISTICS) v = as_stored<Value>(v);
                 put(y[to + (i64)k * s.out_c], v, s.accumulate);
                 if (STATISTICS) sum += (double)v, square = fma((double)v, (double)v, square);
             }
@@ -242,7 +243,7 @@ __device__ __forceinline__ void pipeline(const Window& s, float* shared, u32 cou
 
 // Adds the products of a tile of pixels. The results come to shared memory.
 template <bool GRADIENT, class Sums>
-__device__ __forceinline__ void add_products(const Window& s, Span<const float> x,
+__device__ __forceinline__ void add_products(const Window& s, Span<const Value> x,
                                              Span<const float> w, float* shared, const Origin& at,
                                              u32 col0) {
     Area area = s.area<Product>(s.filter);
@@ -278,9 +279,9 @@ __device__ __forceinline__ void add_products(const Window& s, Span<const float> 
 }
 
 template <bool GRADIENT, bool STATISTICS>
-__device__ __forceinline__ void window_tile(const Window& s, Span<const float> x,
+__device__ __forceinline__ void window_tile(const Window& s, Span<const Value> x,
                                             Span<const float> w, Span<const float> bias,
-                                            Span<float> y, Span<double> sums) {
+                                            Span<Value> y, Span<double> sums) {
     extern __shared__ float4 shared4[];
     float* shared = reinterpret_cast<float*>(shared4);
     u32 col0 = blockIdx.x % s.column_tiles * 8 * s.column_groups;
@@ -292,21 +293,21 @@ __device__ __forceinline__ void window_tile(const Window& s, Span<const float> x
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    forward_3x3(Span<const float> x, Span<const float> w, Span<const float> bias, Span<float> y,
+    forward_3x3(Span<const Value> x, Span<const float> w, Span<const float> bias, Span<Value> y,
                 Window s) {
     locate(x, w, bias, y);
     window_tile<false, false>(s, x, w, bias, y, {nullptr, 0});
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    statistics_3x3(Span<const float> x, Span<const float> w, Span<const float> bias,
-                   Span<float> y, Span<double> sums, Window s) {
+    statistics_3x3(Span<const Value> x, Span<const float> w, Span<const float> bias,
+                   Span<Value> y, Span<double> sums, Window s) {
     locate(x, w, bias, y, sums);
     window_tile<false, true>(s, x, w, bias, y, sums);
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    data_3x3(Span<const float> dy, Span<const float> w, Span<float> dx, Window s) {
+    data_3x3(Span<const Value> dy, Span<const float> w, Span<Value> dx, Window s) {
     locate(dy, w, dx);
     window_tile<true, false>(s, dy, w, {nullptr, 0}, dx, {nullptr, 0});
 }
@@ -314,7 +315,7 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 // Copies the output gradient of a tile's pixels, channels from `col0` on, to rows of shared memory:
 // [image and row][column][channel]. Elements outside the image are zero. A warp copies 16 bytes for
 // each thread, of channels and pixels that lie side by side.
-__device__ __forceinline__ void load_gradient(const Window& s, Span<const float> dy, float* to,
+__device__ __forceinline__ void load_gradient(const Window& s, Span<const Value> dy, float* to,
                                               const Origin& at, u32 col0) {
     u32 quads = 2 * s.column_groups, lane = threadIdx.x % 32;
     u32 lanes = quads % 8 == 0 ? 8 : quads % 4 == 0 ? 4 : 2;
@@ -402,8 +403,8 @@ __device__ __forceinline__ void write_sums(const Window& s, const Sums& own, con
 
 // Adds up a block's tiles. The threads' sums come to shared memory.
 template <class Sums>
-__device__ __forceinline__ void add_tiles(const Window& s, Span<const float> x,
-                                          Span<const float> dy, const Block& block, bool biased,
+__device__ __forceinline__ void add_tiles(const Window& s, Span<const Value> x,
+                                          Span<const Value> dy, const Block& block, bool biased,
                                           Sums& sums, float* shared, double* slots) {
     u32 tiles = (s.batch + s.images - 1) / s.images * s.down * s.across;
     u32 tile = block.part * s.part_tiles, end = min(tile + s.part_tiles, tiles);
@@ -431,7 +432,7 @@ __device__ __forceinline__ void add_tiles(const Window& s, Span<const float> x,
 // Gradients of the parameters over a part's tiles, of a chunk of input channels and up to 64 output
 // channels: [part][tap][in_c][out_c], then [out_c] of the bias, zeros if `db` is absent.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    weight_3x3(Span<const float> x, Span<const float> dy, Span<float> sums, Span<float> db,
+    weight_3x3(Span<const Value> x, Span<const Value> dy, Span<float> sums, Span<float> db,
                Window s) {
     locate(x, dy, sums, db);
     extern __shared__ float4 shared4[];

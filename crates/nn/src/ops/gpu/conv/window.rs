@@ -11,21 +11,23 @@ use crate::ops::conv::ConvProduct;
 use crate::ops::gpu::divisor::Divisor;
 use crate::ops::gpu::windows::{self, GROUP, SharedWords, Strided, THREADS, WORDS, columns};
 use crate::ops::gpu::{
-    Emission, Emitted, READ, WRITE, by_precision, emitted, product_kernels, read, write,
+    Emission, Emitted, READ, READ_VALUES, WRITE, WRITE_VALUES, by_precision, emitted, kernel,
+    product_kernels, read, write,
 };
 use crate::precision::Precision;
 
 static FORWARD: [Kernel; 3] =
-    product_kernels::<WindowValues>(&WINDOW, "forward_3x3", &[READ, READ, READ, WRITE]);
-static STATISTICS: [Kernel; 3] = product_kernels::<WindowValues>(
-    &WINDOW,
+    product_kernels!(WindowValues, WINDOW, "forward_3x3", [READ_VALUES, READ, READ, WRITE_VALUES]);
+static STATISTICS: [Kernel; 3] = product_kernels!(
+    WindowValues,
+    WINDOW,
     "statistics_3x3",
-    &[READ, READ, READ, WRITE, Operand::write::<f64>()],
+    [READ_VALUES, READ, READ, WRITE_VALUES, Operand::write::<f64>()]
 );
 static DATA: [Kernel; 3] =
-    product_kernels::<WindowValues>(&WINDOW, "data_3x3", &[READ, READ, WRITE]);
+    product_kernels!(WindowValues, WINDOW, "data_3x3", [READ_VALUES, READ, WRITE_VALUES]);
 static WEIGHT: [Kernel; 3] =
-    product_kernels::<WindowValues>(&WINDOW, "weight_3x3", &[READ, READ, WRITE, WRITE]);
+    product_kernels!(WindowValues, WINDOW, "weight_3x3", [READ_VALUES, READ_VALUES, WRITE, WRITE]);
 
 /// As in window.cu.
 #[repr(C)]
@@ -470,7 +472,7 @@ pub(super) fn weight_gradient(of: &ConvProduct) -> Emission {
     let kernel = by_precision(&WEIGHT, precision);
     let call = Call::new(kernel, blocks as u32, shared.threads as u32);
     let call = call.shared(shared.bytes() as u32);
-    smallvec![emitted(call, &[read(0), read(1), write(2), write(1)], values), finish(shape, parts)]
+    smallvec![emitted(call, &[read(0), read(1), write(2), write(1)], values), finish(of, parts)]
 }
 
 #[cfg(test)]

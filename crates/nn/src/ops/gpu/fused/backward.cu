@@ -44,7 +44,7 @@ struct Backward {
 struct Reads {
     Input x;
     Filter filter;
-    Span<const float> z, dy;
+    Span<const Value> z, dy;
     const float* channels;
 };
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ void load_gradient_rows(const Backward& s, const Read
 
 // Where a tile of the data goes, and its sums [2][in_c].
 struct Written {
-    Span<float> dx;
+    Span<Value> dx;
     double* partial;
 };
 
@@ -200,6 +200,7 @@ __device__ __forceinline__ void write_data(const Backward& s, const Reads& of, c
                     u32 here = k + 4 * i;
                     if (here >= width) continue;
                     float d = from[here];
+                    if (KIND != NOTHING) d = as_stored<Value>(d);
                     written.dx[(i64)(to + here * s.from.c)] = s.accumulate ? before[i] + d : d;
                     if (KIND != NOTHING) raw[i].add_gradient(z, d, own);
                 }
@@ -338,7 +339,8 @@ __device__ __forceinline__ void load_channels(const Backward& s, Span<const floa
 // Outputs of the blocks. They are located where they are written, so that until then registers are
 // free for sums.
 struct Results {
-    Span<float> dx, dw;
+    Span<Value> dx;
+    Span<float> dw;
     NormGradient norm;
     Span<u32> tickets;
     Span<float> weights;  // sums of the slices
@@ -405,9 +407,9 @@ __device__ __forceinline__ void run_block(const Backward& s, Reads of, float* sh
 }
 
 // Inputs of a block with this shared memory.
-__device__ __forceinline__ Reads reads_of(const Backward& s, Span<const float> x,
-                                          Span<const float> w, Span<const float> z,
-                                          Span<const float> dy, const float* shared) {
+__device__ __forceinline__ Reads reads_of(const Backward& s, Span<const Value> x,
+                                          Span<const float> w, Span<const Value> z,
+                                          Span<const Value> dy, const float* shared) {
     const float* affine = shared + s.affine;
     return {{s.from, x, affine}, {w, s.from.c, s.to.c}, z, dy, affine + 3 * s.from.c};
 }
@@ -426,9 +428,9 @@ __device__ __forceinline__ float* prepare(const Backward& s, const NormReads& x,
 
 // The input has no norm.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    fused_backward(Span<const float> x, Span<const float> w, Span<const float> z,
+    fused_backward(Span<const Value> x, Span<const float> w, Span<const Value> z,
                    Span<const float> mean, Span<const float> beta,
-                   Span<const float> coefficients, Span<const float> dy, Span<float> dx,
+                   Span<const float> coefficients, Span<const Value> dy, Span<Value> dx,
                    Span<float> dw, Span<u32> tickets, Span<float> weights,
                    const __grid_constant__ Backward s) {
     Results to = {dx, dw, {}, tickets, weights, {}};
@@ -439,11 +441,11 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 
 // The input is the output of batch norm and ReLU.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    fused_backward_norm(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
+    fused_backward_norm(Span<const Value> x, Span<const float> x_mean, Span<const float> x_var,
                         Span<const float> x_gamma, Span<const float> x_beta,
-                        Span<const float> w, Span<const float> z, Span<const float> mean,
+                        Span<const float> w, Span<const Value> z, Span<const float> mean,
                         Span<const float> beta, Span<const float> coefficients,
-                        Span<const float> dy, Span<float> dx, Span<float> dw,
+                        Span<const Value> dy, Span<Value> dx, Span<float> dw,
                         Span<float> dgamma, Span<float> dbeta, Span<float> x_coefficients,
                         Span<u32> tickets, Span<float> weights, Span<double> sums,
                         const __grid_constant__ Backward s) {
@@ -457,11 +459,11 @@ extern "C" __global__ void __launch_bounds__(128, 4)
 
 // The input is the output of batch norm, ReLU and max pooling.
 extern "C" __global__ void __launch_bounds__(128, 4)
-    fused_backward_pool(Span<const float> x, Span<const float> x_mean, Span<const float> x_var,
+    fused_backward_pool(Span<const Value> x, Span<const float> x_mean, Span<const float> x_var,
                         Span<const float> x_gamma, Span<const float> x_beta,
-                        Span<const float> w, Span<const float> z, Span<const float> mean,
+                        Span<const float> w, Span<const Value> z, Span<const float> mean,
                         Span<const float> beta, Span<const float> coefficients,
-                        Span<const float> dy, Span<float> dx, Span<float> dw,
+                        Span<const Value> dy, Span<Value> dx, Span<float> dw,
                         Span<float> dgamma, Span<float> dbeta, Span<float> x_coefficients,
                         Span<u32> tickets, Span<float> weights, Span<double> sums,
                         const __grid_constant__ Backward s) {

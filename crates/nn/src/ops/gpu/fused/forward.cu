@@ -41,7 +41,7 @@ __device__ __forceinline__ void add_products(const Forward& s, const Input& from
 }
 
 template <u32 KIND>
-__device__ __forceinline__ void convolve(const Forward& s, Span<const float> x,
+__device__ __forceinline__ void convolve(const Forward& s, Span<const Value> x,
                                          Span<const float> w, float* shared, const Origin& at,
                                          u32 col0) {
     Input from = {s.from, x, shared + s.affine};
@@ -54,7 +54,7 @@ __device__ __forceinline__ void convolve(const Forward& s, Span<const float> x,
 
 // Writes a tile's results, and the sums and sums of squares of its channels: [tile][2][out_c].
 __device__ __forceinline__ void write_tile(const Forward& s, const float* staging, const Origin& at,
-                                           u32 col0, Span<float> z, Span<double> partial) {
+                                           u32 col0, Span<Value> z, Span<double> partial) {
     __shared__ TileSums sums;
     u32 lane = threadIdx.x % 32;
     for (u32 g = 0; g < s.column_groups; ++g) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_tile(const Forward& s, const float* stagin
             u32 to = ((image * s.h + row) * s.w + at.x) * s.out_c + col;
             const float* from = staging + mine * s.staging + r * s.tile.w;
             for (u32 k = lane / 8; k < s.tile.w && at.x + k < s.w; k += 4) {
-                float v = from[k];
+                float v = as_stored<Value>(from[k]);
                 z[(i64)(to + k * s.out_c)] = v;
                 own += {(double)v, (double)v * (double)v};
             }
@@ -105,9 +105,9 @@ __device__ __forceinline__ void finish_moments(const Forward& s, Span<double> pa
 }
 
 extern "C" __global__ void __launch_bounds__(128, 4)
-    fused_forward(Span<const float> x, Span<const float> mean, Span<const float> var,
+    fused_forward(Span<const Value> x, Span<const float> mean, Span<const float> var,
                   Span<const float> gamma, Span<const float> beta, Span<const float> w,
-                  Span<float> z, Span<float> batch_mean, Span<float> batch_var,
+                  Span<Value> z, Span<float> batch_mean, Span<float> batch_var,
                   Span<float> running_mean, Span<float> running_var, Span<i64> batches,
                   Span<u32> tickets, Span<double> partial, Forward s) {
     locate(x, mean, var, gamma, beta, w, z, batch_mean, batch_var, running_mean, running_var,

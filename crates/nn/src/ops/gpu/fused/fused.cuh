@@ -50,7 +50,7 @@ struct Origin {
 // Images that a convolution reads, and their norm coefficients, in shared memory.
 struct Input {
     const Source& of;
-    Span<const float> x;
+    Span<const Value> x;
     const float* affine;
 };
 
@@ -94,7 +94,7 @@ struct Winner {
 };
 
 // Loads a window whose first element is this one.
-__device__ __forceinline__ void load_window(const Source& of, Span<const float> x, u32 first,
+__device__ __forceinline__ void load_window(const Source& of, Span<const Value> x, u32 first,
                                             float (&v)[4]) {
 #pragma unroll
     for (u32 k = 0; k < 4; ++k) v[k] = x[(i64)(first + (k / 2 * of.w + k % 2) * of.c)];
@@ -114,7 +114,7 @@ struct Raw {
     static constexpr u32 EACH = KIND == POOL ? 4 : 1;
     float v[EACH];
 
-    __device__ __forceinline__ void load(const Source& of, Span<const float> x, u32 at) {
+    __device__ __forceinline__ void load(const Source& of, Span<const Value> x, u32 at) {
         if constexpr (KIND == POOL) {
             load_window(of, x, at, v);
         } else {

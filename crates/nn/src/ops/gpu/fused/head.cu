@@ -1,9 +1,13 @@
 // The classifier after the last fused convolution: batch norm, ReLU and max pooling on load, the
 // mean of each channel, and a linear layer. Also the sums of a batch norm's gradient where no fused
 // convolution after it has left them.
+#include "value.cuh"
 #include "fused.cuh"
 
 constexpr u32 THREADS_HERE = 128;
+
+// Blocks of `head_backward` on a multiprocessor: conversions of bf16 need a few registers more.
+constexpr u32 BLOCKS = sizeof(Value) == 2 ? 7 : 8;
 
 struct Head {
     Source of;
@@ -19,7 +23,7 @@ struct Head {
 
 // Sum over an image's pixels of one channel, by the threads of a column.
 template <u32 KIND>
-__device__ __forceinline__ double sum_of(const Head& s, Span<const float> z, const Affine& a,
+__device__ __forceinline__ double sum_of(const Head& s, Span<const Value> z, const Affine& a,
                                          u32 image, u32 channel) {
     constexpr u32 AT_ONCE = KIND == POOL ? 2 : 4;  // pixels whose loads are in flight together
     double sum = 0.0;
@@ -42,7 +46,7 @@ __device__ __forceinline__ double sum_of(const Head& s, Span<const float> z, con
 }
 
 // Means of an image's channels, to memory and to shared memory.
-__device__ __forceinline__ void load_features(const Head& s, Span<const float> z,
+__device__ __forceinline__ void load_features(const Head& s, Span<const Value> z,
                                               const float* affine, u32 image, float* to,
                                               Span<float> features) {
     __shared__ double part[THREADS_HERE];
@@ -67,7 +71,7 @@ __device__ __forceinline__ void load_features(const Head& s, Span<const float> z
 // classes, as the weights lie in memory: [channel][class, padded to 16].
 __device__ __forceinline__ void write_logits(const Head& s, Span<const float> w,
                                              Span<const float> bias, u32 image, const float* means,
-                                             Span<float> logits) {
+                                             Span<Value> logits) {
     __shared__ float part[THREADS_HERE];
     u32 step = pad16(s.classes), columns = s.class_columns;
     for (u32 first = 0; first < s.classes; first += columns) {
@@ -87,9 +91,9 @@ __device__ __forceinline__ void write_logits(const Head& s, Span<const float> w,
 // A block processes one image at a time. The sums of the logits synchronise its threads after all
 // of them have read the means, so that the means of the next image may overwrite them.
 extern "C" __global__ void __launch_bounds__(128, 8)
-    head_forward(Span<const float> z, Span<const float> mean, Span<const float> var,
+    head_forward(Span<const Value> z, Span<const float> mean, Span<const float> var,
                  Span<const float> gamma, Span<const float> beta, Span<const float> w,
-                 Span<const float> bias, Span<float> features, Span<float> logits, Head s) {
+                 Span<const float> bias, Span<float> features, Span<Value> logits, Head s) {
     locate(z, mean, var, gamma, beta, w, bias, features, logits);
     extern __shared__ float shared[];
     load_affine(mean, var, gamma, beta, s.of, shared + s.affine);
@@ -105,8 +109,8 @@ extern "C" __global__ void __launch_bounds__(128, 8)
 // the number of pixels. Neighbouring threads have neighbouring classes of a channel, and add them
 // up.
 __device__ __forceinline__ void load_gradients(const Head& s, Span<const float> w,
-                                               Span<const float> dlogits, float* to,
-                                               Span<float> dy) {
+                                               Span<const Value> dlogits, float* to,
+                                               Span<Value> dy) {
     u32 begin = blockIdx.x * s.images, images = min(s.images, s.batch - begin);
     u32 step = pad16(s.classes), lane = threadIdx.x % s.class_columns;
     float share = 1.0f / (float)s.pixels;
@@ -122,7 +126,7 @@ __device__ __forceinline__ void load_gradients(const Head& s, Span<const float> 
             for (u32 by = s.class_columns / 2; by > 0; by /= 2) {
                 sum += __shfl_xor_sync(0xffffffffu, sum, by);
             }
-            if (lane == 0 && c < s.of.c) to[image * s.of.c + c] = sum * share;
+            if (lane == 0 && c < s.of.c) to[image * s.of.c + c] = as_stored<Value>(sum * share);
         }
     }
     __syncthreads();
@@ -133,7 +137,7 @@ __device__ __forceinline__ void load_gradients(const Head& s, Span<const float> 
 
 // The sums of a channel over the pixels of images [begin, end) that a thread has.
 template <u32 KIND, class Incoming>
-__device__ __forceinline__ Pair sums_of(const Head& s, Span<const float> z, const Affine& a,
+__device__ __forceinline__ Pair sums_of(const Head& s, Span<const Value> z, const Affine& a,
                                         u32 begin, u32 end, u32 channel, Incoming incoming) {
     constexpr u32 AT_ONCE = KIND == POOL ? 1 : 2;  // more windows at once take too many registers
     Pair sums = {0.0, 0.0};
@@ -159,7 +163,7 @@ __device__ __forceinline__ Pair sums_of(const Head& s, Span<const float> z, cons
 
 // Leaves a block's sums over its images: `incoming(image, pixel, channel)` is the gradient there.
 template <class Incoming>
-__device__ __forceinline__ void leave_sums(const Head& s, Span<const float> z,
+__device__ __forceinline__ void leave_sums(const Head& s, Span<const Value> z,
                                            const float* affine, Span<double> partial,
                                            Incoming incoming) {
     __shared__ Pair part[THREADS_HERE];
@@ -181,7 +185,7 @@ __device__ __forceinline__ void leave_sums(const Head& s, Span<const float> z,
 
 // A block's part of the gradients of the classifier: [block][channel or bias][class].
 __device__ __forceinline__ void leave_classifier(const Head& s, Span<const float> features,
-                                                 Span<const float> dlogits,
+                                                 Span<const Value> dlogits,
                                                  Span<float> weights) {
     u32 begin = blockIdx.x * s.images, end = min(begin + s.images, s.batch);
     u32 all = (s.of.c + 1) * s.classes;
@@ -220,10 +224,10 @@ __device__ __forceinline__ void finish_classifier(const Head& s, Span<float> wei
 }
 
 // Gradients of the classifier, of the channels at each pixel, and the sums of the batch norm's.
-extern "C" __global__ void __launch_bounds__(128, 8)
-    head_backward(Span<const float> z, Span<const float> mean, Span<const float> var,
+extern "C" __global__ void __launch_bounds__(128, BLOCKS)
+    head_backward(Span<const Value> z, Span<const float> mean, Span<const float> var,
                   Span<const float> gamma, Span<const float> beta, Span<const float> w,
-                  Span<const float> features, Span<const float> dlogits, Span<float> dy,
+                  Span<const float> features, Span<const Value> dlogits, Span<Value> dy,
                   Span<float> dw, Span<float> db, Span<float> dgamma, Span<float> dbeta,
                   Span<float> coefficients, Span<u32> tickets, Span<double> sums,
                   Span<float> weights, Head s) {
@@ -245,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(128, 8)
 
 // The sums of a batch norm's gradient, from the gradient of each pixel of its output.
 extern "C" __global__ void __launch_bounds__(128, 8)
-    norm_sums(Span<const float> z, Span<const float> mean, Span<const float> var,
-              Span<const float> gamma, Span<const float> beta, Span<const float> dy,
+    norm_sums(Span<const Value> z, Span<const float> mean, Span<const float> var,
+              Span<const float> gamma, Span<const float> beta, Span<const Value> dy,
               Span<float> dgamma, Span<float> dbeta, Span<float> coefficients,
               Span<u32> tickets, Span<double> sums, Head s) {
     locate(z, mean, var, gamma, beta, dy, dgamma, dbeta, coefficients, tickets, sums);

@@ -1,0 +1,5 @@
+// Values in memory: f32.
+#pragma once
+#include "nn.cuh"
+
+using Value = float;
