@@ -22,7 +22,7 @@ pub(crate) struct PyLoss {
 
 impl PyLoss {
     pub(crate) fn new(function: Py<PyAny>, raised: Raised) -> Self {
-        let of_device = |py| function.bind(py).hasattr("is_on_device").unwrap_or(false);
+        let of_device = |py: Python<'_>| function.bind(py).hasattr("is_on_device").unwrap_or(false);
         let is_on_device = Python::attach(of_device);
         Self { function, is_on_device, raised }
     }
@@ -59,7 +59,7 @@ impl PyLoss {
         losses: &mut [f32],
         gradient: Option<&Tensor>,
     ) -> PyResult<()> {
-        let lend = |tensor| Array::lent_on_device(tensor).map_err(Failure::from);
+        let lend = |tensor: &Tensor| Array::lent_on_device(tensor).map_err(Failure::from);
         let (outputs, targets) = (lend(batch.outputs)?, lend(batch.targets)?);
         let arguments = (outputs, targets, gradient.is_some(), batch.factor);
         let answer = self.function.bind(py).call1(arguments)?;

@@ -42,7 +42,7 @@ impl ForeignAddresses {
         if to.is_empty() {
             return;
         }
-        let from: *const u8 = std::ptr::with_exposed_provenance(self.0[i] as usize);
+        let from: *const u8 = std::ptr::with_exposed_provenance(self.of(i) as usize);
         // SAFETY: guaranteed by the caller of `new`. The argument is memory of the pool, so the two
         // do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };

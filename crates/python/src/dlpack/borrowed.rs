@@ -67,7 +67,7 @@ impl Drop for Taken {
 }
 
 /// Error for an unsuitable tensor; nothing was read or written.
-pub(super) fn unfit(expected: &str, got: impl std::fmt::Display, remedy: &str) -> Failure {
+fn unfit(expected: &str, got: impl std::fmt::Display, remedy: &str) -> Failure {
     let message = format!("`tensor`: got {got}, expected {expected}");
     Failure::usage(Kind::Argument, message, remedy)
 }

@@ -6,9 +6,9 @@ use meristem_device::{MemoryFormat, Stream, Tensor};
 use pyo3::prelude::*;
 
 use super::abi::DataType;
-use super::borrowed::{Taken, capsule_of, device_of_array, format_of, list, place, take, unfit};
+use super::borrowed::{Taken, capsule_of, device_of_array, format_of, list, place, take};
 use super::{CPU, CUDA, device_of, row_major};
-use crate::errors::Failure;
+use crate::errors::{Failure, Kind};
 
 /// Floats in row-major order, on the device of a stream.
 pub(crate) struct Foreign {
@@ -16,6 +16,12 @@ pub(crate) struct Foreign {
     _managed: Taken,
     address: u64,
     shape: Vec<usize>,
+}
+
+/// Error for an unsuitable array of a loss; nothing was read.
+fn refused(name: &str, got: String, expected: &str, remedy: &str) -> Failure {
+    let message = format!("loss: `{name}`: got {got}, expected {expected}");
+    Failure::usage(Kind::Argument, message, remedy)
 }
 
 impl Foreign {
@@ -36,9 +42,8 @@ impl Foreign {
         // `kDLCUDAHost`, page-locked memory, is host memory.
         let fits = device == wanted || wanted == CPU && [CPU.0, 3].contains(&device.0);
         if !fits {
-            let expected = format!("`{name}`: {}", place(wanted));
             let remedy = "compute it from the arrays that the function gets, on their device";
-            return Err(unfit(&expected, place(device), remedy).into());
+            return Err(refused(name, place(device), &place(wanted), remedy).into());
         }
         let handle = stream.cuda_handle().filter(|_| wanted.0 == CUDA);
         let capsule = capsule_of(given, handle)?;
@@ -47,8 +52,7 @@ impl Foreign {
         let tensor = unsafe { &*tensor };
         if tensor.dtype != DataType::float(32) {
             let remedy = "convert it: `x.float()`, `x.astype(numpy.float32)`";
-            let expected = format!("`{name}`: float32");
-            return Err(unfit(&expected, tensor.dtype.name(), remedy).into());
+            return Err(refused(name, tensor.dtype.name(), "float32", remedy).into());
         }
         let axes = usize::try_from(tensor.ndim).unwrap_or_default();
         // SAFETY: in DLPack the pointer has `ndim` extents; none are read if `ndim` is 0.
@@ -63,8 +67,8 @@ impl Foreign {
         let contiguous = format_of(&got, &strides) == Some(MemoryFormat::Contiguous);
         if got != shape || !contiguous {
             let got = format!("shape {got:?} with strides {strides:?} (in elements)");
-            let expected = format!("`{name}`: a contiguous array of shape {shape:?}");
-            return Err(unfit(&expected, got, "give `x.contiguous()` of that shape").into());
+            let expected = format!("a contiguous array of shape {shape:?}");
+            return Err(refused(name, got, &expected, "give `x.contiguous()` of that shape").into());
         }
         let address = tensor.data.expose_provenance() as u64 + tensor.byte_offset;
         Ok(Self { _managed: managed, address, shape: got })
