@@ -1,4 +1,4 @@
-"""Writes golden/host_{residual,mixed,joined,normed,dropped,signals}.safetensors: the first SGD steps of hosts that are described
+"""Writes golden/host_{residual,mixed,joined,squeezed,normed,dropped,signals}.safetensors: the first SGD steps of hosts that are described
 layer by layer. The metadata has the description, in JSON.
 
 The modules are written out by hand, so that they do not share a reader of descriptions with the test.
@@ -188,6 +188,52 @@ JOINED = [
 ]  # fmt: skip
 
 
+class Squeezed(nn.Module):
+    """Squeeze-and-excitation by convolutions and by linear layers, and values that two layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.bn = conv(3, 12, 3, stride=2), nn.BatchNorm2d(12)
+        self.body = conv(12, 12, 3)
+        self.squeeze, self.excite = conv(12, 4, 1, bias=True), conv(4, 12, 1, bias=True)
+        self.narrow, self.wide, self.side = nn.Linear(12, 6), nn.Linear(6, 12), conv(12, 12, 3)
+        self.b, self.c, self.d, self.e = (conv(12, 12, k) for k in (3, 1, 3, 1))
+        self.last = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.bn(self.stem(x)))
+        y = self.body(x)
+        gate = self.excite(F.silu(self.squeeze(y.mean((2, 3), keepdim=True))))
+        x = torch.tanh(y * torch.sigmoid(gate) + x)
+        gate = torch.sigmoid(self.wide(F.silu(self.narrow(x.mean((2, 3))))))
+        x = gate[:, :, None, None] * self.side(x)
+        b, c = self.b(x), self.c(x)
+        return self.last((self.e(b * c) + self.d(c + b)).mean((2, 3)))
+
+
+SQUEEZED = [
+    {"conv2d": {"out": 12, "kernel": 3, "stride": 2, "name": "stem"}}, {"batch_norm": {"name": "bn"}}, "tanh",
+    {"residual": {"body": [
+        {"conv2d": {"out": 12, "kernel": 3, "name": "body"}}, {"slot": {"name": "inner"}},
+        {"branches": {"join": "multiply", "branches": [[], [
+            "global_avg_pool", {"conv2d": {"out": 4, "kernel": 1, "bias": True, "name": "squeeze"}}, "silu",
+            {"conv2d": {"out": 12, "kernel": 1, "bias": True, "name": "excite"}}, "sigmoid",
+        ]]}},
+    ]}}, "tanh",
+    {"branches": {"join": "multiply", "branches": [
+        ["global_avg_pool", {"linear": {"out": 6, "name": "narrow"}}, "silu",
+         {"linear": {"out": 12, "name": "wide"}}, "sigmoid"],
+        [{"conv2d": {"out": 12, "kernel": 3, "name": "side"}}],
+    ]}},
+    {"save": {"name": "a"}}, {"conv2d": {"out": 12, "kernel": 3, "name": "b"}}, {"save": {"name": "b"}},
+    {"load": {"name": "a"}}, {"conv2d": {"out": 12, "kernel": 1, "name": "c"}}, {"save": {"name": "c"}},
+    {"join": {"join": "add", "from": ["b"]}}, {"conv2d": {"out": 12, "kernel": 3, "name": "d"}}, {"save": {"name": "d"}},
+    {"load": {"name": "b"}}, {"join": {"join": "multiply", "from": ["c"]}},
+    {"conv2d": {"out": 12, "kernel": 1, "name": "e"}}, {"join": {"join": "add", "from": ["d"]}},
+    {"slot": {"name": "late"}}, "global_avg_pool", {"linear": {"out": "classes", "name": "last"}},
+]  # fmt: skip
+
+
 class ChannelNorm(nn.Module):
     """A norm over the channels of each pixel."""
 
@@ -340,4 +386,5 @@ if __name__ == "__main__":
     write("joined", Joined, JOINED, 12)
     write("normed", normed, NORMED, 14)
     write("dropped", dropped, DROPPED, 12)
+    write("squeezed", Squeezed, SQUEEZED, 13)
     write("signals", Signals, SIGNALS, 43, rows=1)

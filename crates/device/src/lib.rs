@@ -65,7 +65,7 @@ pub use ground::{Isa, IsaError, isa, named_file, random, simd};
 pub use ground::{PeerPlace, PeerProgress, user_cache};
 pub use handles::{
     Device, DeviceOptions, Event, Expect, Extent, HostBuffer, HostBuffers, Launch, LaunchGroup,
-    Launches, LentTensor, PlannedLaunch, Stream, Tensor,
+    Launches, LentDeviceTensor, LentTensor, PlannedLaunch, Stream, Tensor,
 };
 pub use handles::{
     MemoryAround, MemoryReport, Peers, Scratch, read_back, read_back_as, read_back_f64,

@@ -160,8 +160,8 @@ pub struct ParamLayout {
     /// Per group whose optimiser [counts steps](crate::graph::OptimiserKind::counts_steps), the
     /// counters of the group's parameters, in order.
     pub steps: Vec<Option<std::ops::Range<usize>>>,
-    /// The counter of batches among the host's, for a graph with dropout.
-    pub dropout: Option<usize>,
+    /// Per group with dropout, the counter of batches among the group's, the last of them.
+    pub dropout: Vec<Option<usize>>,
 }
 
 /// Factors f of the optimiser's steps of the host's packed parameters, then 1 − f; 0 for padding.
@@ -216,12 +216,12 @@ impl ParamLayout {
             }
             steps.push(kind.counts_steps().then_some(counters));
         }
-        let dropout = (!graph.dropouts.is_empty()).then(|| {
-            let counters = &mut groups[GroupId::HOST.index()].counters;
-            let place = *counters;
-            *counters = padded(place + 1);
-            place
-        });
+        let mut dropout = vec![None; groups.len()];
+        for group in graph.groups_with_dropout() {
+            let counters = &mut groups[group.index()].counters;
+            dropout[group.index()] = Some(*counters);
+            *counters = padded(*counters + 1);
+        }
         Self { groups, params, buffers, steps, dropout }
     }
 

@@ -1,5 +1,6 @@
 """PyTorch modules as hosts. Needs PyTorch, which is not part of CI."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 
 import meristem
 import meristem.torch
-from host_of_modules import Fn, compare, conv, images, kinds, simple, warmed
+from host_of_modules import Fn, compare, conv, follow, images, kinds, simple, warmed
 
 from meristem import errors
 from meristem import nn as layers
@@ -319,7 +320,7 @@ def test_convolutions_keep_their_geometry() -> None:
 
 
 class Random(nn.Module):
-    """Convolutions, sums, products and concatenations of random earlier values."""
+    """Convolutions, sums, products, concatenations and gates of random earlier values."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -330,10 +331,14 @@ class Random(nn.Module):
             a, b, c = (len(channels) - 1 - min(int(n), len(channels) - 1)
                        for n in draw.exponential(1.5, 3))  # fmt: skip
             alike = [j for j, n in enumerate(channels) if n == channels[a]]
-            kind = draw.choice(["conv", "add", "multiply", "concat"], p=[0.6, 0.15, 0.1, 0.15])
+            names = ["conv", "add", "multiply", "concat", "gate"]
+            kind = draw.choice(names, p=[0.5, 0.15, 0.1, 0.15, 0.1])
             if kind == "conv":
                 self.convs[str(i)] = conv(channels[a], 4, int(draw.choice([1, 3])))
-            reads = {"conv": [a], "concat": [a, b, c]}.get(kind, [a, int(draw.choice(alike))])
+            if kind == "gate":
+                self.convs[str(i)] = conv(channels[b], channels[a], 1)
+            reads = {"conv": [a], "gate": [a, b], "concat": [a, b, c]}
+            reads = reads.get(kind, [a, int(draw.choice(alike))])
             self.steps.append((kind, str(i), reads))
             channels.append({"conv": 4, "concat": sum(channels[j] for j in reads)}.get(
                 kind, channels[a]))  # fmt: skip
@@ -350,75 +355,32 @@ class Random(nn.Module):
                     values.append(first + others[0])
                 case "multiply":
                     values.append(first * others[0])
+                case "gate":
+                    pooled = others[0].mean((2, 3), keepdim=True)
+                    values.append(torch.sigmoid(self.convs[name](pooled)) * first)
                 case _:
                     values.append(torch.cat([first, *others], 1))
         return self.fc(values[-1].mean((2, 3)))
 
 
-def test_random_graphs_are_hosts_or_refused() -> None:
-    found = 0
+def test_random_graphs_are_hosts() -> None:
+    loads = gates = 0
     for seed in range(80):
         module, x = Random(seed), images(2, side=6)
-        try:
-            host, weights = host_of(module, x)
-        except errors.SettingError as error:
-            assert "in one sum" in str(error), seed
-            continue
+        host, weights = host_of(module, x)
         compare(module, host, weights, x)
-        found += 1
-    # The others need a value in two branches, in each as the first input of a layer.
-    assert found == 65
-
-
-def settings(folder: Path, init: Path, host: meristem.Host) -> dict[str, Any]:
-    """Settings of twenty SGD steps in the order of the dataset."""
-    return {
-        "host": host, "init": init, "run_dir": folder / "run", "envs": 1, "steps": 1, "rounds": 1,
-        "batch": 16, "max_batches": 20, "shuffle": False, "augment": "none", "controller": "none",
-        "statistics_batches": 0, "log_batches": True, "threads": 1, "winograd": False,
-    }  # fmt: skip
-
-
-def sgd(module: nn.Module, dtype: Any) -> list[float]:
-    """The losses of twenty steps, with the engine's default settings."""
-    module.to(dtype).train()
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
-    losses = []
-    batches = meristem.GatherBatches(meristem.Dataset(), 16, shuffle=False, max_batches=20)
-    for [batch] in batches.epoch(0):
-        x, y = torch.from_dlpack(batch.inputs).to(dtype), torch.from_dlpack(batch.targets).long()
-        # In PyTorch 2.15 oneDNN's backward pass of strided 1x1 convolutions writes beyond its memory.
-        with torch.backends.mkldnn.flags(enabled=False):
-            loss = F.cross_entropy(module(x), y)
-            optimiser.zero_grad()
-            loss.backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
-        optimiser.step()
-        losses.append(loss.item())
-    return losses
-
-
-def relative(got: Any, wanted: Any) -> float:
-    return float((got.double() - wanted).norm() / wanted.norm().clamp(min=1e-12))
+        loads += '"load"' in json.dumps(host.description)
+        gates += "sigmoid" in json.dumps(host.description)
+    # Most graphs nest: branches and joins describe them without loads.
+    assert 5 < loads < 40 and gates > 20, (loads, gates)
 
 
 def test_twenty_steps_are_those_of_pytorch(tmp_path: Path) -> None:
     """With tanh, because rounding that moves a value across the corner of ReLU changes a gradient
     as a whole: there PyTorch's own losses in float32 are up to 1e-2 from those in float64."""
     module, exact = ResNet(1, 4, nn.Tanh), ResNet(1, 4, nn.Tanh)
-    host, weights = host_of(module, images(2, 1, 28), slots=["layer1"])
-    weights.save(tmp_path / "w.safetensors")
-    run = meristem.train(**settings(tmp_path, tmp_path / "w.safetensors", host))
-    exact.load_state_dict(module.state_dict())
-    wanted, rounded = np.array(sgd(exact, torch.float64)), np.array(sgd(module, torch.float32))
-    # In float32, PyTorch's losses are up to 3e-6 from float64 and its tensors up to 7e-5; the
-    # engine's up to 3e-7 and 3e-6. Another order of sums may have some times as much.
-    assert np.abs(run.batches["loss"] - wanted).max() < 1e-5
-    assert np.abs(rounded - wanted).max() < 1e-5
+    run = follow(tmp_path, module, exact, slots=["layer1"])
     trained = meristem.torch.load(run.weights(0)).state_dict()
-    assert trained.keys() == exact.state_dict().keys()
-    for name, tensor in exact.state_dict().items():
-        assert relative(trained[name], tensor.double()) < 1e-4, name
     # The module with the trained weights has the engine's results.
     module.load_state_dict(trained)
     module.float().eval()

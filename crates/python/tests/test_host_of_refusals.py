@@ -37,15 +37,6 @@ def changed(self: Any, x: Any) -> Any:
     return self.a(y) + x
 
 
-def crossed(self: Any, x: Any) -> Any:
-    y = self.a(x)
-    return self.b(y) + self.c(self.c2(y) + self.d(x))
-
-
-def fours(*names: str) -> dict[str, nn.Module]:
-    return {name: conv(4, 4) for name in names}
-
-
 REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "control flow": (lambda: simple(branching), ["TraceError", "without `if`", "test_host_of_refusals.py:"]),
     "length": (lambda: simple(lambda self, x: x * len(x)), ["expected a forward", "help: write"]),
@@ -64,8 +55,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
                ["1 as an operand", "a tensor of the network"]),
     "alpha": (lambda: simple(lambda self, x: torch.add(x, x, alpha=2)),
               ["alpha=2, expected alpha=1"]),
-    "broadcast": (lambda: simple(lambda self, x: x * x.mean((2, 3), keepdim=True)),
-                  ["shapes (2, 4, 8, 8) and (2, 4, 1, 1)", "one shape"]),
     "cat of rows": (lambda: simple(lambda self, x: torch.cat([x, x], 2)), ["`cat`", "dim=1"]),
     "padding mode": (
         lambda: simple(lambda self, x: self.a(x), a=nn.Conv2d(4, 4, 3, padding_mode="reflect")),
@@ -90,9 +79,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "adaptive": (lambda: simple(lambda self, x: F.adaptive_avg_pool2d(x, 5)),
                  ["8×8 pixels to 5×5", "divides"]),
     "mean of rows": (lambda: simple(lambda self, x: x.mean(2, keepdim=True)), ["dim=2, expected"]),
-    "pooled": (
-        lambda: Fn(lambda self, x: self.a(F.adaptive_avg_pool2d(x, 1)).flatten(1), a=conv(3, 4, 1)),
-        ["`a` (", "a pooled image, expected an image"]),
+    "pooled": (lambda: simple(lambda self, x: F.avg_pool2d(x.mean((2, 3), keepdim=True), 1)),
+               ["`avg_pool2d` (", "a pooled image, expected an image"]),
     "momentum": (lambda: simple(lambda self, x: self.a(x), a=nn.BatchNorm2d(4, momentum=None)),
                  ["momentum=None, expected momentum=0.1"]),
     "small momentum": (
@@ -131,8 +119,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "image output": (lambda: Fn(lambda self, x: self.a(x), a=conv(3, 4)),
                      ["an output of shape (2, 4, 8, 8), expected logits (2, classes)"]),
     "two outputs": (lambda: Fn(lambda self, x: (self.a(x), x), a=conv(3, 4)), ["as an operand"]),
-    "crossing": (lambda: simple(crossed, **fours("a", "b", "c", "c2", "d")),
-                 ["`a` (", "a value that `c2` (", "in one sum"]),
     "hook": (hooked, ["logits that differ from those of its layers", "remove hooks"]),
     "in place": (lambda: simple(changed, a=conv(4, 4)), ["logits that differ", "in place"]),
 }  # fmt: skip

@@ -81,6 +81,7 @@ def test_numpy_has_the_engine_s_results_for_every_function(tiny, tmp_path):
     conv = {"conv": {"out": {"times": {"by": 2}}, "kernel": 1, "depthwise": False}}
     last = [{**conv, "conv": {**conv["conv"], "out": "same"}}, {"group_norm": {"zero": True}}]
     layers = {name: name for name in FUNCTIONS} | {"leaky_relu": {"leaky_relu": {"slope": 0.3}}}
+    layers["dropout"] = {"dropout": {"p": 0.3}}
     own = tmp_path / "own.json"
     blueprints = [
         {"name": f"own_{name}", "layers": [conv, layer, *last], "join": "residual"}

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use meristem_control::{ActionOp, Controller, EnvFacts, EnvView, SlotHistory};
+use meristem_device::Tensor;
 use meristem_grow::{BlueprintSet, GateInputs, Host};
 use meristem_nn::ScoreKind;
 
@@ -86,6 +87,39 @@ pub trait OwnLoss: Send {
         losses: &mut [f32],
         gradient: Option<&mut [f32]>,
     ) -> Result<()>;
+
+    /// Whether the run calls [`OwnLoss::compute_on_device`] instead.
+    fn is_on_device(&self) -> bool {
+        false
+    }
+
+    /// As [`OwnLoss::compute`], for tensors in the memory of the device. The derivatives are
+    /// multiplied by the batch's factor and written to `gradient`, f32 `[samples, width]`, in the
+    /// order of its stream.
+    ///
+    /// # Errors
+    /// As [`OwnLoss::compute`]. By default [`Error::OwnLoss`](crate::Error::OwnLoss).
+    fn compute_on_device(
+        &mut self,
+        _batch: &DeviceLossBatch<'_>,
+        _losses: &mut [f32],
+        _gradient: Option<&Tensor>,
+    ) -> Result<()> {
+        let problem = "expected `compute_on_device`, because `is_on_device` returns true".into();
+        Err(crate::Error::OwnLoss { problem })
+    }
+}
+
+/// Outputs of a network and targets of a batch on a device. No enqueued work writes them.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceLossBatch<'a> {
+    /// Outputs of the network, f32 `[samples, width]`.
+    pub outputs: &'a Tensor,
+    /// Numbers of the classes, u32 `[samples]`, or labels or standardised numbers, f32
+    /// `[samples, width]`.
+    pub targets: &'a Tensor,
+    /// Factor of the derivatives: the weight of a sample in the loss of the batch.
+    pub factor: f32,
 }
 
 /// Outputs of a network and targets of a batch.

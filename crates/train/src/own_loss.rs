@@ -1,19 +1,19 @@
 //! Loss that the program computes: batches for its function, and what follows from its answers.
 //!
-//! Outputs and targets are read from the device once. The program's arrays share that memory. All
-//! sums are on the host, in f64 and in the order of the samples, so that the results do not depend
-//! on the number of workers.
+//! Outputs and targets are read from the device once. The program's arrays share that memory, or, for
+//! a function that asks for it, the memory of the device. All sums are on the host, in f64 and in the
+//! order of the samples, so that the results do not depend on the number of workers.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use meristem_data::Dataset;
-use meristem_device::{Owner, Tensor};
+use meristem_device::{DType, Owner, Tensor};
 use meristem_nn::{EvalMetrics, Metrics, Network, ScoreSums};
 
 use crate::config::types::TaskKind;
 use crate::error::Result;
-use crate::external::{LossBatch, LossTargets, OwnLoss};
+use crate::external::{DeviceLossBatch, LossBatch, LossTargets, OwnLoss};
 use crate::record::summary::OwnLossTotals;
 
 /// The program's loss, with the cost of its calls.
@@ -25,13 +25,19 @@ pub(crate) struct ProgramLoss {
     pub(crate) cost: OwnLossTotals,
 }
 
+/// Targets of a batch, on the host and on the device.
+pub(crate) struct BatchTargets {
+    read: LossTargets,
+    tensor: Tensor,
+}
+
 /// Losses of a batch.
 pub(crate) struct BatchLosses {
     /// Loss of each sample.
     pub(crate) losses: Vec<f32>,
-    /// Derivative of the mean loss with respect to the outputs, `[samples][width]`; empty in an
+    /// Derivative of the mean loss with respect to the outputs, f32 `[samples, width]`; `None` in an
     /// evaluation.
-    pub(crate) gradient: Vec<f32>,
+    gradient: Option<Tensor>,
     /// Sums over the samples.
     pub(crate) sums: EvalMetrics,
 }
@@ -42,54 +48,101 @@ impl ProgramLoss {
         Self { function, task, cost: OwnLossTotals::default() }
     }
 
+    /// Whether the function gets arrays on the device.
+    pub(crate) fn is_on_device(&self) -> bool {
+        self.function.is_on_device()
+    }
+
     /// Reads targets u32 `[samples]` or f32 `[samples, width]`. Waits for them.
     ///
     /// # Errors
     /// A device failure.
-    pub(crate) fn targets(&self, targets: &Tensor) -> Result<LossTargets> {
-        Ok(match self.task {
+    pub(crate) fn targets(&self, targets: &Tensor) -> Result<BatchTargets> {
+        let read = match self.task {
             TaskKind::Multilabel | TaskKind::Regress => {
                 LossTargets::Numbers(Arc::new(targets.to_vec()?))
             }
             TaskKind::Auto | TaskKind::Classify => {
                 LossTargets::Classes(Arc::new(targets.to_vec()?))
             }
-        })
+        };
+        Ok(BatchTargets { read, tensor: targets.clone() })
     }
 
-    /// Losses of outputs f32 `[samples, width]`, in training with their gradient. Waits for the
-    /// outputs.
+    /// Losses of outputs f32 `[samples, width]`, in training with the gradient of their mean times
+    /// `weight`. Waits for the outputs.
     ///
     /// # Errors
     /// A device failure, a failure of the function.
     pub(crate) fn compute(
         &mut self,
         outputs: &Tensor,
-        targets: &LossTargets,
-        in_training: bool,
+        targets: &BatchTargets,
+        weight: Option<f32>,
     ) -> Result<BatchLosses> {
         let (samples, width) = (outputs.dims()[0], outputs.dims()[1]);
-        let outputs = Arc::new(outputs.to_vec()?);
-        self.call(&LossBatch { samples, width, outputs, targets: targets.clone() }, in_training)
-    }
-
-    fn call(&mut self, batch: &LossBatch, in_training: bool) -> Result<BatchLosses> {
+        let read = Arc::new(outputs.to_vec()?);
+        let batch = LossBatch { samples, width, outputs: read, targets: targets.read.clone() };
         // Before the call, because an array of the program shares the memory of the outputs.
-        let (correct, sums) = score(self.task, batch);
+        let (correct, sums) = score(self.task, &batch);
         let started = Instant::now();
-        let mut losses = vec![0.0; batch.samples];
-        let mut gradient = vec![0.0; if in_training { batch.outputs.len() } else { 0 }];
-        let wanted = in_training.then_some(&mut gradient[..]);
-        self.function.compute(batch, &mut losses, wanted)?;
+        let mut losses = vec![0.0; samples];
+        let gradient = if self.function.is_on_device() {
+            self.call_on_device(outputs, targets, &mut losses, weight)?
+        } else {
+            let shape = outputs.shape();
+            let gradient = self.call(&batch, &mut losses, weight)?;
+            let upload = |gradient: Vec<f32>| {
+                Tensor::from_slice(outputs.stream(), &gradient, shape, Owner::Batches)
+            };
+            gradient.map(upload).transpose()?
+        };
         self.cost.calls += 1;
-        self.cost.samples += batch.samples as u64;
+        self.cost.samples += samples as u64;
         self.cost.seconds += started.elapsed().as_secs_f64();
-        let mean = 1.0 / batch.samples as f32;
-        gradient.iter_mut().for_each(|slope| *slope *= mean);
         let loss_sum = losses.iter().map(|loss| f64::from(*loss)).sum();
-        let samples = batch.samples as u64;
+        let samples = samples as u64;
         let sums = EvalMetrics { loss_sum, correct, samples, squares: 0.0, sums };
         Ok(BatchLosses { losses, gradient, sums })
+    }
+
+    /// Calls a function of arrays in host memory.
+    fn call(
+        &mut self,
+        batch: &LossBatch,
+        losses: &mut [f32],
+        weight: Option<f32>,
+    ) -> Result<Option<Vec<f32>>> {
+        let Some(weight) = weight else {
+            self.function.compute(batch, losses, None)?;
+            return Ok(None);
+        };
+        let mut gradient = vec![0.0; batch.outputs.len()];
+        self.function.compute(batch, losses, Some(&mut gradient))?;
+        let mean = 1.0 / batch.samples as f32;
+        gradient.iter_mut().for_each(|slope| *slope *= mean);
+        if weight != 1.0 {
+            gradient.iter_mut().for_each(|slope| *slope *= weight);
+        }
+        Ok(Some(gradient))
+    }
+
+    /// Calls a function of arrays on the device.
+    fn call_on_device(
+        &mut self,
+        outputs: &Tensor,
+        targets: &BatchTargets,
+        losses: &mut [f32],
+        weight: Option<f32>,
+    ) -> Result<Option<Tensor>> {
+        let samples = outputs.dims()[0];
+        let factor = weight.unwrap_or(1.0) / samples as f32;
+        let batch = DeviceLossBatch { outputs, targets: &targets.tensor, factor };
+        let empty =
+            |_| Tensor::empty(outputs.stream(), outputs.shape(), DType::F32, Owner::Batches);
+        let gradient = weight.map(empty).transpose()?;
+        self.function.compute_on_device(&batch, losses, gradient.as_ref())?;
+        Ok(gradient)
     }
 
     /// The loss of guessing: the mean loss over the training split of outputs that are all 0, in
@@ -100,29 +153,36 @@ impl ProgramLoss {
     pub(crate) fn guessing(&mut self, train: &Dataset, batch: usize) -> Result<f64> {
         let width = train.info().classes.len();
         let targets = self.targets(train.targets())?;
-        let all = match &targets {
-            LossTargets::Classes(all) => all.len(),
-            LossTargets::Numbers(all) => all.len() / width.max(1),
-        };
+        let all = train.targets().dims()[0];
         let mut sum = 0.0;
         for start in (0..all).step_by(batch) {
             let samples = batch.min(all - start);
-            let part = match &targets {
-                LossTargets::Classes(all) => {
-                    LossTargets::Classes(Arc::new(all[start..start + samples].to_vec()))
-                }
-                LossTargets::Numbers(all) => {
-                    let part = &all[start * width..(start + samples) * width];
-                    LossTargets::Numbers(Arc::new(part.to_vec()))
-                }
-            };
-            let outputs = Arc::new(vec![0.0; samples * width]);
-            let batch = LossBatch { samples, width, outputs, targets: part };
-            sum += self.call(&batch, false)?.sums.loss_sum;
+            let mut losses = vec![0.0; samples];
+            if self.function.is_on_device() {
+                let (shape, tensor) = ([samples, width], train.targets());
+                let outputs = Tensor::zeros(tensor.stream(), shape, DType::F32, Owner::Batches)?;
+                let part = match targets.read {
+                    LossTargets::Classes(_) => tensor.view(start, [samples])?,
+                    LossTargets::Numbers(_) => tensor.view(start * width, shape)?,
+                };
+                let part = BatchTargets { read: targets.read.clone(), tensor: part };
+                self.call_on_device(&outputs, &part, &mut losses, None)?;
+            } else {
+                let part = match &targets.read {
+                    LossTargets::Classes(all) => {
+                        LossTargets::Classes(Arc::new(all[start..start + samples].to_vec()))
+                    }
+                    LossTargets::Numbers(all) => {
+                        let part = &all[start * width..(start + samples) * width];
+                        LossTargets::Numbers(Arc::new(part.to_vec()))
+                    }
+                };
+                let outputs = Arc::new(vec![0.0; samples * width]);
+                let batch = LossBatch { samples, width, outputs, targets: part };
+                self.call(&batch, &mut losses, None)?;
+            }
+            sum += losses.iter().map(|loss| f64::from(*loss)).sum::<f64>();
         }
-        // The reported cost covers steps only, so that it does not depend on how often a run was
-        // resumed.
-        self.cost = OwnLossTotals::default();
         Ok(sum / all.max(1) as f64)
     }
 }
@@ -140,13 +200,10 @@ pub(crate) fn backward(
     weight: f32,
 ) -> Result<EvalMetrics> {
     let targets = loss.targets(targets)?;
-    let BatchLosses { mut gradient, sums, .. } = loss.compute(outputs, &targets, true)?;
-    if weight != 1.0 {
-        gradient.iter_mut().for_each(|slope| *slope *= weight);
+    let BatchLosses { gradient, sums, .. } = loss.compute(outputs, &targets, Some(weight))?;
+    if let Some(gradient) = gradient {
+        network.backward(&gradient)?;
     }
-    let shape = outputs.shape();
-    let gradient = Tensor::from_slice(network.stream(), &gradient, shape, Owner::Batches)?;
-    network.backward(&gradient)?;
     Ok(sums)
 }
 

@@ -162,6 +162,14 @@ impl CudaQueue {
         match cuda_stream.0 {}
     }
 
+    pub(crate) fn handle(&self) -> u64 {
+        match self.0 {}
+    }
+
+    pub(crate) fn wait_for_device(&self) {
+        match self.0 {}
+    }
+
     pub(crate) fn calls(
         &self,
         _program: Option<Program>,

@@ -39,5 +39,5 @@ pub(crate) use host_block::ALIGNMENT;
 pub(crate) use parts::discard;
 pub use parts::in_parts;
 pub(crate) use scratch::{BorrowedScratch, Reservation, ScratchPiece, ScratchPieces};
-pub(crate) use transfer::{HostBytes, IntoSlots, Make, Slots, Transfer};
+pub(crate) use transfer::{ForeignAddresses, HostBytes, IntoSlots, Make, Slots, Transfer};
 pub(crate) use work::StreamWork;

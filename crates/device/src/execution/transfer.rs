@@ -15,13 +15,45 @@ pub(crate) enum Transfer {
     Upload(HostBytes),
     /// Copies the arguments to the host.
     Download(Box<dyn Download>),
+    /// Copies the device's memory at an address into each argument.
+    Foreign(ForeignAddresses),
+}
+
+/// Addresses in the memory of a device that another library owns, one for each argument.
+pub(crate) struct ForeignAddresses(Vec<u64>);
+
+impl ForeignAddresses {
+    /// Addresses of memory to copy from.
+    ///
+    /// # Safety
+    /// Until the copy is done, each address has as many readable bytes as its argument, in memory
+    /// of the argument's device, which nothing writes.
+    pub(crate) unsafe fn new(addresses: Vec<u64>) -> Self {
+        Self(addresses)
+    }
+
+    /// Address of the memory for argument `i`.
+    pub(super) fn of(&self, i: usize) -> u64 {
+        self.0[i]
+    }
+
+    /// Copies host memory into argument `i`.
+    fn write(&self, i: usize, to: &mut [u8]) {
+        if to.is_empty() {
+            return;
+        }
+        let from: *const u8 = std::ptr::with_exposed_provenance(self.of(i) as usize);
+        // SAFETY: guaranteed by the caller of `new`. The argument is memory of the pool, so the two
+        // do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len()) };
+    }
 }
 
 impl Transfer {
     /// Category of the transfer, for observers.
     pub(crate) fn category(&self) -> Category {
         match self {
-            Transfer::Copy => Category::Copy,
+            Transfer::Copy | Transfer::Foreign(_) => Category::Copy,
             Transfer::Fill(_) => Category::Fill,
             Transfer::Upload(_) => Category::CopyToDevice,
             Transfer::Download(_) => Category::CopyToHost,
@@ -38,6 +70,9 @@ impl Transfer {
             Transfer::Fill(fill) => (0..args.len()).for_each(|i| fill.write(args.bytes_mut(i))),
             Transfer::Upload(source) => source.write(args.bytes_mut(0)),
             Transfer::Download(to) => (0..args.len()).for_each(|i| to.put(i, args.bytes(i))),
+            Transfer::Foreign(from) => {
+                (0..args.len()).for_each(|i| from.write(i, args.bytes_mut(i)));
+            }
         }
     }
 }

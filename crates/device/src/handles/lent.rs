@@ -51,3 +51,42 @@ impl LentTensor {
         &self.tensor
     }
 }
+
+/// Memory of a tensor on its device, which other code of the process reads by its address: host
+/// memory, or memory of a CUDA device in its primary context. It is not reused while this lives.
+///
+/// If this is the last handle of a tensor on a CUDA device, its drop waits until the whole device is
+/// idle: other code may have enqueued work that still reads the memory.
+#[derive(Debug)]
+pub struct LentDeviceTensor {
+    tensor: Tensor,
+}
+
+impl LentDeviceTensor {
+    /// Lends a tensor. Waits for all enqueued work that uses the tensor, so that streams of other
+    /// code need not wait for it.
+    #[track_caller]
+    pub(super) fn new(tensor: &Tensor) -> Result<Self> {
+        let pending = tensor.storage().hazards().all();
+        pending.into_iter().try_for_each(|access| Event(access).synchronize())?;
+        Ok(Self { tensor: tensor.clone() })
+    }
+
+    /// Address of the first element in the memory of the device. Valid while this lives.
+    pub fn address(&self) -> u64 {
+        self.tensor.address()
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl Drop for LentDeviceTensor {
+    fn drop(&mut self) {
+        if !self.tensor.is_shared() {
+            self.tensor.stream().state().wait_for_device();
+        }
+    }
+}

@@ -28,7 +28,7 @@ pub use expect::{Expect, Extent};
 pub use group::LaunchGroup;
 pub use host_buffer::{HostBuffer, HostBuffers};
 pub use launches::{Launches, PlannedLaunch};
-pub use lent::LentTensor;
+pub use lent::{LentDeviceTensor, LentTensor};
 use operands::LaunchOperands;
 pub use options::DeviceOptions;
 #[cfg(test)]

@@ -57,6 +57,33 @@ impl Stream {
         transfer::copy(self, operation, pieces, Location::caller())
     }
 
+    /// Copies memory that another library owns into tensors of this stream: one command, counted as
+    /// one launch, for which the host waits. Each piece has an address in memory of this device, on
+    /// the CPU of the host, and a tensor of this stream.
+    ///
+    /// # Safety
+    /// Until this returns, each address has as many readable bytes as its tensor. Work that writes
+    /// them is done, or this stream waits for it ([`Stream::cuda_handle`]).
+    ///
+    /// # Errors
+    /// The errors of [`Launch::run`] and [`Stream::synchronize`].
+    #[track_caller]
+    pub unsafe fn copy_foreign(
+        &self,
+        operation: &'static str,
+        pieces: &[(u64, &Tensor)],
+    ) -> Result<()> {
+        // SAFETY: guaranteed by the caller.
+        unsafe { transfer::copy_foreign(self, operation, pieces, Location::caller()) }
+    }
+
+    /// The driver's handle (`CUstream`) of the CUDA stream that carries out this stream; `None` on
+    /// the CPU. Other code of the process may make the CUDA stream wait for its own work. The handle
+    /// lives as long as the device.
+    pub fn cuda_handle(&self) -> Option<u64> {
+        self.state().cuda_queue().map(|queue| queue.handle())
+    }
+
     /// Overwrites a tensor with the bytes that `make` writes, in stream order: one command, counted
     /// as one copy to the device. `make` receives a buffer of the tensor's size, with
     /// unspecified contents.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::panic::Location;
 
 use super::expect::{Expect, device_words};
-use super::lent::LentTensor;
+use super::lent::{LentDeviceTensor, LentTensor};
 use super::{Device, Stream, Tensor, transfer};
 use crate::ground::sync::Arc;
 use crate::ground::{Act, DType, Element, Error, MemoryFormat, Owner, Property, Result, Shape};
@@ -331,6 +331,16 @@ impl Tensor {
     #[track_caller]
     pub fn lend(&self) -> Result<LentTensor> {
         LentTensor::new(self)
+    }
+
+    /// Lends the memory, wherever it is, to code that reads it by its address: for a CUDA device such
+    /// code uses CUDA. Waits as [`Tensor::lend`] does.
+    ///
+    /// # Errors
+    /// [`Error::KernelPanicked`], [`Error::DeviceFailed`]; [`Error::InsideKernel`].
+    #[track_caller]
+    pub fn lend_on_device(&self) -> Result<LentDeviceTensor> {
+        LentDeviceTensor::new(self)
     }
 
     /// Whether another handle to the tensor's memory exists. Kernels in flight do not count.

@@ -6,7 +6,9 @@ use std::panic::Location;
 
 use super::expect::Expect;
 use super::{Launch, Stream, Tensor};
-use crate::execution::{Fill, HostBytes, IntoSlots, Make, Slots, Transfer, check_may_wait};
+use crate::execution::{
+    Fill, ForeignAddresses, HostBytes, IntoSlots, Make, Slots, Transfer, check_may_wait,
+};
 use crate::ground::fault::EngineFault;
 use crate::ground::sync::{Arc, Mutex, lock};
 use crate::ground::{Act, Element, Error, Property, Result};
@@ -94,6 +96,27 @@ pub(crate) fn copy(
         launch = launch.read(from).write(to);
     }
     launch.transfer(Transfer::Copy)
+}
+
+/// Copies memory of the stream's device at addresses into tensors of the stream: one command, for
+/// which the host waits.
+///
+/// # Safety
+/// As [`ForeignAddresses::new`].
+pub(crate) unsafe fn copy_foreign(
+    stream: &Stream,
+    operation: &'static str,
+    pieces: &[(u64, &Tensor)],
+    site: CallSite,
+) -> Result<()> {
+    let addresses = pieces.iter().map(|(address, _)| *address).collect();
+    // SAFETY: guaranteed by the caller. The copy is done when this returns, unless the device has
+    // failed, which then runs nothing any more.
+    let from = unsafe { ForeignAddresses::new(addresses) };
+    let launch = Launch::new(stream, operation, Some(Act::Launch), site);
+    let launch = pieces.iter().fold(launch, |launch, (_, to)| launch.write(to));
+    launch.transfer(Transfer::Foreign(from))?;
+    stream.synchronize()
 }
 
 /// Overwrites a tensor with the bytes that `make` writes: one command, counted as a copy to the

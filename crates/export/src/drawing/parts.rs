@@ -66,6 +66,10 @@ impl<'a> Drawing<'a> {
                     self.saved.insert(name, end);
                     continue;
                 }
+                HostLayer::Load { name } => {
+                    end = self.saved.get(name.as_str()).copied().flatten();
+                    continue;
+                }
                 HostLayer::Linear { .. } => match end.and_then(|end| self.parts.get_mut(end)) {
                     Some(HostPart { kind: PartKind::Layers(lines), .. }) if *lines == ["mean"] => {
                         lines.push("linear".into());
@@ -110,7 +114,10 @@ fn lines(layer: &HostLayer) -> Option<Vec<String>> {
             };
             vec![text.into()]
         }
-        HostLayer::Slot { .. } | HostLayer::Linear { .. } | HostLayer::Save { .. } => return None,
+        HostLayer::Slot { .. }
+        | HostLayer::Linear { .. }
+        | HostLayer::Save { .. }
+        | HostLayer::Load { .. } => return None,
         HostLayer::BatchNorm { .. }
         | HostLayer::GroupNorm { .. }
         | HostLayer::LayerNorm { .. }

@@ -81,6 +81,12 @@ pub enum BlueprintLayer {
     Softplus,
     /// `x·min(max(x + 3, 0), 6)/6`.
     HardSwish,
+    /// In training each element becomes 0 with probability `p`, or else is divided by `1 − p`; the
+    /// identity in evaluation.
+    Dropout {
+        /// Probability, from 0 to below 1.
+        p: f32,
+    },
     /// Mean over the image; later layers get a vector.
     GlobalAvgPool,
     /// Linear layer over a vector.
@@ -146,6 +152,7 @@ impl BlueprintLayer {
             BlueprintLayer::Silu => Ok(b.silu(x)),
             BlueprintLayer::Softplus => Ok(b.softplus(x)),
             BlueprintLayer::HardSwish => Ok(b.hard_swish(x)),
+            BlueprintLayer::Dropout { p } => b.dropout(x, name, p),
             BlueprintLayer::GlobalAvgPool => Ok(b.global_avg_pool(x)),
             BlueprintLayer::Linear { out, bias, zero } => {
                 b.linear(x, name, output(out)?, bias, zero.then_some(Init::Constant(0.0)))

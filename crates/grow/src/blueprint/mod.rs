@@ -74,7 +74,8 @@ impl Blueprint {
     /// at 8 and at 32 channels, of images or of vectors.
     ///
     /// The rule for each join:
-    /// - `Residual` ends in a `GroupNorm` or a `Linear` that starts at zero.
+    /// - `Residual` ends in a `GroupNorm` or a `Linear` that starts at zero, and after it at most
+    ///   dropout.
     /// - `ChannelScale` ends in a zero `Linear` and a `Sigmoid`, with factor 2 (2·σ(0) = 1).
     /// - `TanhMix` has at least one layer with parameters.
     ///
@@ -90,8 +91,12 @@ impl Blueprint {
         // Number of last layers that make the module the identity.
         let end = match self.join {
             Join::Residual => {
+                // Dropout keeps zeros.
+                let drops =
+                    |layer: &&BlueprintLayer| matches!(layer, BlueprintLayer::Dropout { .. });
+                let dropping = self.layers.iter().rev().take_while(drops).count();
                 let ends = matches!(
-                    self.layers.last(),
+                    self.layers.iter().rev().nth(dropping),
                     Some(
                         BlueprintLayer::GroupNorm { zero: true }
                             | BlueprintLayer::Linear { zero: true, .. }
@@ -100,7 +105,7 @@ impl Blueprint {
                 let rule = "a residual blueprint ends in `GroupNorm { zero: true }`, or for \
                             vectors in `Linear { zero: true, .. }`";
                 self.birth(ends, rule)?;
-                1
+                dropping + 1
             }
             Join::ChannelScale { factor } => {
                 let tail = self.layers.len().saturating_sub(2);

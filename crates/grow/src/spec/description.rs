@@ -22,7 +22,7 @@ const FIRST_VERSION: u32 = 1;
 /// format that older readers would misread.
 pub(crate) const LIST_VERSION: u32 = 2;
 /// Kinds of layers, as descriptions write them.
-const KINDS: [&str; 30] = [
+const KINDS: [&str; 31] = [
     "conv2d",
     "conv1d",
     "batch_norm",
@@ -52,6 +52,7 @@ const KINDS: [&str; 30] = [
     "residual",
     "branches",
     "save",
+    "load",
     "join",
 ];
 /// Names that a slot cannot have: `all` selects every slot, and the parameters of the host itself
@@ -319,7 +320,7 @@ fn check_slots(forward: &[SlotName], slots: &[SlotName]) -> Result<(), String> {
     }
 }
 
-/// Checks that saved values have unique names, and that they are saved before they are joined.
+/// Checks that saved values have unique names, and that they are saved before they are read.
 fn check_saved(layers: &[HostLayer]) -> Result<(), String> {
     let (mut all, mut before, mut problem) = (HashSet::new(), HashSet::new(), Ok(()));
     for_each_layer(layers, &mut |layer| {
@@ -336,15 +337,25 @@ fn check_saved(layers: &[HostLayer]) -> Result<(), String> {
         HostLayer::Join { from, .. } if from.is_empty() => {
             problem = Err("`join` has no values in `from`".into());
         }
-        HostLayer::Join { from, .. } => {
-            let absent = from.iter().map(String::as_str).find(|name| !before.contains(name));
+        HostLayer::Join { .. } | HostLayer::Load { .. } => {
+            let absent = layer.reads().into_iter().find(|name| !before.contains(name));
             if let Some(name) = absent {
+                let is_join = matches!(layer, HostLayer::Join { .. });
                 let hint = nearest(name, before.iter().copied());
                 let hint = hint.map_or(String::new(), |near| format!("; did you mean `{near}`?"));
-                problem = Err(if all.contains(name) {
-                    format!("`{name}` is joined before it is saved; save it earlier")
-                } else {
-                    format!("`join` has `{name}` in `from`, which no `save` has as its name{hint}")
+                problem = Err(match (all.contains(name), is_join) {
+                    (true, true) => {
+                        format!("`{name}` is joined before it is saved; save it earlier")
+                    }
+                    (true, false) => {
+                        format!("`{name}` is loaded before it is saved; save it earlier")
+                    }
+                    (false, true) => format!(
+                        "`join` has `{name}` in `from`, which no `save` has as its name{hint}"
+                    ),
+                    (false, false) => {
+                        format!("`load` has the name `{name}`, which no `save` has{hint}")
+                    }
                 });
             }
         }

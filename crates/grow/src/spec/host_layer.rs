@@ -223,9 +223,15 @@ pub enum HostLayer {
         /// Layers of each branch; a branch without layers is the identity.
         branches: Vec<Vec<HostLayer>>,
     },
-    /// Saves its input under a name for a later [`HostLayer::Join`]; its output is its input.
+    /// Saves its input under a name for a later [`HostLayer::Join`] or [`HostLayer::Load`]; its
+    /// output is its input.
     Save {
         /// Name, unique in the host.
+        name: String,
+    },
+    /// A value that was saved before it, in place of the input.
+    Load {
+        /// Name of the value.
         name: String,
     },
     /// The input joined with values that were saved before it, in this order.
@@ -371,7 +377,17 @@ impl HostLayer {
             | HostLayer::GlobalMaxPool
             | HostLayer::Flatten
             | HostLayer::Save { .. }
+            | HostLayer::Load { .. }
             | HostLayer::Join { .. } => None,
+        }
+    }
+
+    /// Names of the saved values that the layer reads.
+    pub fn reads(&self) -> Vec<&str> {
+        match self {
+            HostLayer::Load { name } => vec![name],
+            HostLayer::Join { from, .. } => from.iter().map(String::as_str).collect(),
+            _ => vec![],
         }
     }
 
@@ -489,6 +505,7 @@ impl fmt::Display for HostLayer {
                 write!(f, "{join} of {} branches", branches.len())
             }
             HostLayer::Save { .. } => f.write_str("save"),
+            HostLayer::Load { name } => write!(f, "load of {name}"),
             HostLayer::Join { join, from } => write!(f, "{join} with {}", from.join(", ")),
         }
     }

@@ -41,8 +41,10 @@ struct Walk<'a, 'w, V> {
     classes: usize,
     b: &'w mut GraphBuilder,
     visitor: &'w mut V,
-    /// Values that later layers may join, by name.
+    /// Values that later layers may join or load, by name.
     saved: HashMap<&'a str, NodeId>,
+    /// Position and output of each layer.
+    outputs: Vec<(String, NodeId)>,
 }
 
 /// Position of a list of layers in the description.
@@ -68,8 +70,10 @@ impl HostSpec {
         visitor: &mut V,
     ) -> Result<NodeId, V::Error> {
         let (input, classes) = (b.input(), image.classes);
-        let mut walk = Walk { host: self, classes, b, visitor, saved: HashMap::new() };
+        let (saved, outputs) = (HashMap::new(), vec![]);
+        let mut walk = Walk { host: self, classes, b, visitor, saved, outputs };
         let x = walk.add_layers(self.layers(), Position { path: "", depth: 0 }, input)?;
+        walk.check_used(x)?;
         let Dims { c, h, w } = b.dims(x);
         if (c, h, w) != (classes, 1, 1) {
             let output = format!("{c}×{h}×{w}");
@@ -114,6 +118,7 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
                     let values: Vec<NodeId> = [x].into_iter().chain(others.copied()).collect();
                     join(self.b, *formula, &values).map_err(fail)?
                 }
+                HostLayer::Load { name } => self.saved.get(name.as_str()).copied().unwrap_or(x),
                 layer => add_layer(layer, self.b, self.classes, x).map_err(fail)?,
             };
             let Dims { c, h, w } = self.b.dims(x);
@@ -130,8 +135,32 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
                 return Err(HostError::TooLarge { host, parameters, limit }.into());
             }
             self.visitor.added(layer, at.depth, self.b, x);
+            self.outputs.push((place, x));
         }
         Ok(x)
+    }
+
+    /// Checks that the output `x` depends on every layer. A `load` leaves the value before it, which
+    /// must have been saved and be read elsewhere.
+    fn check_used(&self, x: NodeId) -> Result<(), HostError> {
+        let nodes = &self.b.so_far().nodes;
+        let mut used = vec![false; nodes.len()];
+        used[x.index()] = true;
+        for (i, node) in nodes.iter().enumerate().rev() {
+            if used[i] {
+                node.op.inputs().into_iter().for_each(|read| used[read.index()] = true);
+            }
+        }
+        let Some((place, _)) = self.outputs.iter().find(|(_, output)| !used[output.index()]) else {
+            return Ok(());
+        };
+        let problem = "no later layer uses its output, because a `load` follows; `save` the output \
+                       and `join` or `load` it later, or leave the layer out";
+        Err(HostError::Layer {
+            host: self.host.name(),
+            place: place.clone(),
+            problem: problem.into(),
+        })
     }
 
     /// Adds the branches of `layer` at the position `place`, and returns their ends.
@@ -151,26 +180,43 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
     }
 }
 
-/// Adds the join of values, from first to last; the error has the problem.
+/// Adds the join of values, from first to last; the error has the problem. In a product a vector
+/// scales the channels of an image, as in squeeze-and-excitation (Hu et al. 2018).
 fn join(b: &mut GraphBuilder, formula: BranchJoin, values: &[NodeId]) -> Result<NodeId, String> {
     let (first, others) = values.split_first().ok_or("it has no branches")?;
-    let Dims { c, h, w } = b.dims(*first);
+    let is_vector = |Dims { h, w, .. }: Dims| (h, w) == (1, 1);
+    let mut joined = b.dims(*first);
     for (i, value) in (2..).zip(others) {
         let got = b.dims(*value);
-        let fits = (got.h, got.w) == (h, w) && (got.c == c || formula == BranchJoin::Concat);
-        if !fits {
+        let scales = formula == BranchJoin::Multiply && (is_vector(joined) || is_vector(got));
+        let alike = (got.h, got.w) == (joined.h, joined.w) || scales;
+        if !alike || got.c != joined.c && formula != BranchJoin::Concat {
+            let Dims { c, h, w } = joined;
             let Dims { c: channels, h: rows, w: columns } = got;
+            let or_scales = match formula {
+                BranchJoin::Multiply => ", or an image and one value for each of its channels",
+                BranchJoin::Add | BranchJoin::Concat => "",
+            };
             return Err(format!(
-                "a {formula} needs values of one shape, but the first is {c}×{h}×{w} and number \
-                 {i} is {channels}×{rows}×{columns}; give one a convolution with the stride and \
-                 channels of the other"
+                "a {formula} needs values of one shape{or_scales}, but the first is {c}×{h}×{w} \
+                 and number {i} is {channels}×{rows}×{columns}; give one a convolution with the \
+                 stride and channels of the other"
             ));
+        }
+        if is_vector(joined) {
+            joined = got;
         }
     }
     let joined = match formula {
         BranchJoin::Concat => b.concat(values),
         BranchJoin::Add => others.iter().try_fold(*first, |x, value| b.add(x, *value)),
-        BranchJoin::Multiply => others.iter().try_fold(*first, |x, value| b.multiply(x, *value)),
+        BranchJoin::Multiply => others.iter().try_fold(*first, |x, value| {
+            match (is_vector(b.dims(x)), is_vector(b.dims(*value))) {
+                (false, true) => b.scale_channels(x, *value, 1.0),
+                (true, false) => b.scale_channels(*value, x, 1.0),
+                _ => b.multiply(x, *value),
+            }
+        }),
     };
     joined.map_err(|error| error.to_string())
 }
@@ -242,6 +288,7 @@ fn add_layer(
         | HostLayer::Residual { .. }
         | HostLayer::Branches { .. }
         | HostLayer::Save { .. }
+        | HostLayer::Load { .. }
         | HostLayer::Join { .. } => Ok(x),
     };
     node.map_err(|error| {

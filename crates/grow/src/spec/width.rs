@@ -235,6 +235,7 @@ impl<'a> Between<'a> {
                 HostLayer::Residual { .. }
                 | HostLayer::Branches { .. }
                 | HostLayer::Save { .. }
+                | HostLayer::Load { .. }
                 | HostLayer::Join { .. } => {
                     return Err("several branches read it; widen a layer inside one".into());
                 }

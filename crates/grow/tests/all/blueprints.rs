@@ -6,7 +6,7 @@ use meristem_grow::{
     Blueprint, BlueprintError, BlueprintLayer, BlueprintSet, Channels, Host, HostSpec, Join,
     Optimisers, Rules, Stage, Style, group_norm_groups,
 };
-use meristem_nn::graph::{Dims, Init, Node, NodeOp, UnaryFunction};
+use meristem_nn::graph::{Dims, GroupId, Init, Node, NodeOp, UnaryFunction};
 
 use crate::common::{CIFAR, grow_to, host};
 
@@ -208,6 +208,50 @@ fn a_slope_below_zero_is_refused() {
         assert!(matches!(error, BlueprintError::Shape { .. }), "{error:?}");
         let text = error.to_string();
         assert!(text.contains("layer 1") && text.contains("at least 0"), "{text}");
+    }
+}
+
+/// Dropout is a layer of its module, named after its place; it may follow the layer of zeros.
+#[test]
+fn dropout_is_a_layer() {
+    let drop = BlueprintLayer::Dropout { p: 0.25 };
+    let text = serde_json::to_string(&drop).unwrap();
+    assert_eq!(text, r#"{"dropout":{"p":0.25}}"#);
+    assert_eq!(serde_json::from_str::<BlueprintLayer>(&text).unwrap(), drop);
+    let conv = BlueprintLayer::Conv { out: Channels::Same, kernel: 1, depthwise: false };
+    let zero = BlueprintLayer::GroupNorm { zero: true };
+    let own = Blueprint::new("own", vec![conv, drop, conv, zero, drop, drop], Join::Residual);
+    own.check().unwrap();
+    let set = BlueprintSet::standard().with(own).unwrap();
+    let spec = r#"{"layers": [{"conv2d": {"out": 8, "kernel": 3}}, {"slot": {"name": "a"}},
+        {"dropout": {"p": 0.5, "name": "last"}}, "global_avg_pool", {"linear": {"out": "classes"}}]}"#;
+    let spec = HostSpec::from_json(spec, "own").unwrap();
+    let enabled = spec.slots().to_vec();
+    let mut host = Host::new(spec, CIFAR, &enabled, Arc::new(set), Rules::default()).unwrap();
+    grow_to(&mut host, "a", 7, Style::LinearAdd, Stage::Blending);
+    let graph = host.graph(&Optimisers::default()).unwrap();
+    let layers = graph.dropouts.iter().map(|layer| (&*layer.name, layer.rate, layer.group.index()));
+    let expected = [1, 4, 5].map(|i| format!("slots.a.layers.{i}"));
+    let modules = expected.iter().map(|name| (&**name, 0.25, 1));
+    assert_eq!(layers.collect::<Vec<_>>(), modules.chain([("last", 0.5, 0)]).collect::<Vec<_>>());
+    // The setting `dropout` replaces the rates of the host's layers alone.
+    let graph = graph.with_dropout_of(GroupId::HOST, 0.125).unwrap();
+    assert_eq!(graph.dropouts.iter().map(|layer| layer.rate).sum::<f32>(), 0.875);
+
+    for p in [1.0, -0.5, f32::NAN] {
+        let layers = vec![conv, BlueprintLayer::Dropout { p }, zero];
+        let error = Blueprint::new("own", layers, Join::Residual).check().unwrap_err().to_string();
+        assert!(error.contains("layer 1: ") && error.contains("from 0 to below 1"), "{error}");
+    }
+    let last = BlueprintLayer::Linear { out: Channels::Same, bias: true, zero: true };
+    let mean = BlueprintLayer::GlobalAvgPool;
+    for (layers, join) in [
+        (vec![conv, drop], Join::Residual),
+        (vec![drop], Join::TanhMix),
+        (vec![mean, last, BlueprintLayer::Sigmoid, drop], Join::ChannelScale { factor: 2.0 }),
+    ] {
+        let error = Blueprint::new("own", layers, join).check().unwrap_err();
+        assert!(matches!(error, BlueprintError::Birth { .. }), "{error:?}");
     }
 }
 

@@ -364,6 +364,34 @@ fn mistakes_in_names_and_branches_are_named_with_their_place() {
         ),
         (format!("{{ join = {{ join = \"add\", from = [] }} }}, {HEAD}"), "no values in `from`"),
         (
+            format!("{{ load = {{ name = \"a\" }} }}, {{ save = {{ name = \"a\" }} }}, {HEAD}"),
+            "`a` is loaded before it is saved",
+        ),
+        (
+            format!("{{ save = {{ name = \"tap\" }} }}, {{ load = {{ name = \"tab\" }} }}, {HEAD}"),
+            "`load` has the name `tab`, which no `save` has; did you mean `tap`?",
+        ),
+        (
+            format!(
+                "{{ save = {{ name = \"a\" }} }}, \"relu\", {{ load = {{ name = \"a\" }} }}, {HEAD}"
+            ),
+            "layer 1: no later layer uses its output, because a `load` follows",
+        ),
+        (
+            format!(
+                "{{ branches = {{ join = \"multiply\", branches = [[],
+                    [\"global_avg_pool\", {{ linear = {{ out = 2 }} }}]] }} }}, {HEAD}"
+            ),
+            "a product needs values of one shape, or an image and one value for each of its \
+             channels, but the first is 3×32×32 and number 2 is 2×1×1",
+        ),
+        (
+            format!(
+                "{{ branches = {{ join = \"add\", branches = [[], [\"global_avg_pool\"]] }} }}, {HEAD}"
+            ),
+            "a sum needs values of one shape, but the first is 3×32×32 and number 2 is 3×1×1",
+        ),
+        (
             format!("{{ max_pool2d = {{ kernel = 3, padding = 2 }} }}, {HEAD}"),
             "layer 0 \"layers.0\":",
         ),

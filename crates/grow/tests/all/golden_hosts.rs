@@ -112,6 +112,11 @@ fn saved_values_products_and_flat_images_train_as_in_pytorch() {
 }
 
 #[test]
+fn gates_of_channels_and_loaded_values_train_as_in_pytorch() {
+    Isa::available().into_iter().for_each(|isa| follow("squeezed", isa));
+}
+
+#[test]
 fn norms_over_channels_train_as_in_pytorch() {
     Isa::available().into_iter().for_each(|isa| follow("normed", isa));
 }

@@ -109,7 +109,9 @@ proptest! {
         let mut all = layers;
         if slot {
             all.insert(all.len() / 2, r#"{"slot": {"name": "a"}}, {"save": {"name": "b"}}"#.into());
-            all.push(r#"{"join": {"join": "concat", "from": ["b"]}}"#.into());
+            all.push(r#"{"save": {"name": "c"}}, {"load": {"name": "b"}}, "tanh""#.into());
+            all.push(r#"{"join": {"join": "concat", "from": ["b", "c"]}}"#.into());
+            all.push(r#"{"branches": {"join": "multiply", "branches": [[], ["global_avg_pool"]]}}"#.into());
         }
         all.push(r#""global_avg_pool", {"linear": {"out": "classes"}}"#.into());
         let text = format!(r#"{{"layers": [{}]}}"#, all.join(", "));

@@ -103,6 +103,114 @@ fn a_killed_run_resumes_to_the_same_bits() {
     assert!(kills > 1, "{kills} of 4 runs were killed in time");
 }
 
+/// Blueprints with dropout: between their layers, after the layer of zeros, and none.
+const MODULES: &str = r#"[[blueprints]]
+name = "dropping"
+layers = [
+  { conv = { out = { times = { by = 2 } }, kernel = 1, depthwise = false } },
+  "relu",
+  { dropout = { p = 0.5 } },
+  { conv = { out = "same", kernel = 1, depthwise = false } },
+  { group_norm = { zero = true } },
+  { dropout = { p = 0.2 } },
+]
+join = "residual"
+
+[[blueprints]]
+name = "never"
+layers = [
+  { conv = { out = "same", kernel = 3, depthwise = false } },
+  { group_norm = { zero = true } },
+  { dropout = { p = 0 } },
+]
+join = "residual"
+
+[[blueprints]]
+name = "none"
+layers = [
+  { conv = { out = "same", kernel = 3, depthwise = false } },
+  { group_norm = { zero = true } },
+]
+join = "residual"
+"#;
+
+/// Germinates a blueprint in every env, blends it in and makes it permanent.
+fn planting(blueprints: &[&str]) -> String {
+    let line = |(env, name): (usize, &&str)| {
+        format!(
+            "{{\"step\": 1, \"env\": {env}, \"op\": \"GERMINATE\", \"slot\": \"after\", \
+             \"blueprint\": \"{name}\", \"then\": \"FOSSILIZE\"}}\n"
+        )
+    };
+    blueprints.iter().enumerate().map(line).collect()
+}
+
+/// A module drops in a host with dropout and in one without; the setting `dropout` is for the host. A
+/// killed run resumes to the same bits, for any number of workers.
+#[test]
+fn modules_with_dropout_resume_to_the_same_bits() {
+    let m = with_host();
+    fs::write(m.path("modules.toml"), MODULES).unwrap();
+    fs::write(m.path("script.jsonl"), planting(&["dropping", "dropping"])).unwrap();
+    let run = format!(
+        "{RUN} --blueprints modules.toml --controller fixed:script.jsonl --envs 2 --steps 8 --twin on \
+         --checkpoint-every 1 --optimizer adam --slots all"
+    );
+    for host in ["plain", "dropping"] {
+        m.ok(&format!("{run} --host {host}.toml --threads 1 --run-dir {host}"));
+        let whole = outcome(&m, host);
+        let of_kind = |kind| whole.events.iter().filter(move |event| event["event"] == kind);
+        assert_eq!(of_kind("module_germinated").count(), 2);
+        assert!(of_kind("module_fossilized").count() > 0, "{:?}", whole.events.last());
+        m.ok(&format!("{run} --host {host}.toml --threads 4 --run-dir {host}-4"));
+        assert_eq!(outcome(&m, &format!("{host}-4")).weights, whole.weights);
+        let mut kills = 0;
+        for (attempt, share) in [3, 6, 8].into_iter().enumerate() {
+            let name = format!("{host}-killed-{attempt}");
+            let moment = Moment::Events(whole.events.len() * share / 10);
+            let command = format!("{run} --host {host}.toml --run-dir {name}");
+            kills += usize::from(killed_at(&m, &command, &name, moment));
+            m.ok(&format!("train --resume {name} --quiet --threads {}", attempt % 3 + 1));
+            assert_same(
+                &outcome(&m, &name),
+                &whole,
+                &format!("{host} killed after {share} tenths"),
+            );
+        }
+        assert!(kills > 1, "{kills} of 3 runs were killed in time");
+    }
+    m.ok(&format!("{run} --host dropping.toml --dropout 0 --run-dir host-0"));
+    let tensors = |run: &str| outcome(&m, run).weights;
+    assert_ne!(tensors("host-0"), tensors("dropping"));
+    assert_ne!(tensors("host-0"), tensors("plain"), "the module drops");
+}
+
+/// With probability 0 a module has the bits of the module without the layer; with another one its
+/// contribution is measured without dropout, so that a module that was just planted changes nothing.
+#[test]
+fn modules_without_draws_have_the_bits_of_the_layers_alone() {
+    let m = with_host();
+    fs::write(m.path("modules.toml"), MODULES).unwrap();
+    let run =
+        format!("{RUN} --host plain.toml --blueprints modules.toml --envs 1 --steps 8 --slots all");
+    let tensors = |blueprint: &str| {
+        fs::write(m.path("script.jsonl"), planting(&[blueprint])).unwrap();
+        m.ok(&format!("{run} --controller fixed:script.jsonl --run-dir {blueprint}"));
+        let path = m.path(&format!("{blueprint}/weights/env-0.safetensors"));
+        safetensors::from_bytes(&path, &fs::read(&path).unwrap()).unwrap().0
+    };
+    assert_eq!(tensors("never"), tensors("none"));
+    assert_ne!(tensors("dropping"), tensors("none"));
+    // The weights give the results that the run measured with them.
+    let said = m
+        .ok("eval --weights dropping/weights/env-0.safetensors --dataset arrays --data-root \
+        images.safetensors --split test --json");
+    let result: serde_json::Value = serde_json::from_str(&said.stdout).unwrap();
+    let summary: serde_json::Value =
+        serde_json::from_slice(&fs::read(m.path("dropping/summary.json")).unwrap()).unwrap();
+    assert_eq!(result["accuracy"], summary["envs"][0]["test_accuracy"]);
+}
+
 /// The ranks' samples have masks of their own, and all ranks count the same batches, also with a
 /// last batch too small for all of them.
 #[test]

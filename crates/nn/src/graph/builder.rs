@@ -346,7 +346,7 @@ impl GraphBuilder {
         if layers.iter().any(|layer| layer.name == name) {
             return Err(Error::DuplicateName { name: name.into() });
         }
-        layers.push(DropoutSpec { name: name.into(), rate });
+        layers.push(DropoutSpec { name: name.into(), rate, group: self.group });
         let (layer, d) = (layers.len() - 1, self.dims(x));
         Ok(self.push(NodeOp::Dropout { x, layer }, d))
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use meristem_device::random::{Purpose, Rng};
 
-use super::{Graph, NodeId, NodeOp};
+use super::{Graph, GroupId, NodeId, NodeOp};
 use crate::error::{Error, Result};
 use crate::name_key::name_key;
 
@@ -22,6 +22,9 @@ pub struct DropoutSpec {
     pub name: String,
     /// Probability that an element is dropped, in `[0, 1)`.
     pub rate: f32,
+    /// Group of parameters to which the layer belongs. The layers of a group count the batches since
+    /// the group is part of the network.
+    pub group: GroupId,
 }
 
 /// Key of the draws of a network, and its share of the batch.
@@ -84,11 +87,35 @@ impl Graph {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a rate outside `[0, 1)`.
-    pub fn with_dropout(mut self, rate: f32) -> Result<Self> {
-        for layer in &mut self.dropouts {
+    pub fn with_dropout(self, rate: f32) -> Result<Self> {
+        self.with_dropout_where(rate, |_| true)
+    }
+
+    /// The same graph with this rate in all dropout layers of a group.
+    ///
+    /// # Errors
+    /// As [`Graph::with_dropout`].
+    pub fn with_dropout_of(self, group: GroupId, rate: f32) -> Result<Self> {
+        self.with_dropout_where(rate, |layer| layer.group == group)
+    }
+
+    fn with_dropout_where(
+        mut self,
+        rate: f32,
+        is_meant: impl Fn(&DropoutSpec) -> bool,
+    ) -> Result<Self> {
+        for layer in self.dropouts.iter_mut().filter(|layer| is_meant(layer)) {
             DropoutSpec::check(&layer.name, rate)?;
             layer.rate = rate;
         }
         Ok(self)
+    }
+
+    /// Groups with dropout layers, in ascending order, each once.
+    pub(crate) fn groups_with_dropout(&self) -> Vec<GroupId> {
+        let mut groups: Vec<GroupId> = self.dropouts.iter().map(|layer| layer.group).collect();
+        groups.sort_unstable_by_key(|group| group.index());
+        groups.dedup();
+        groups
     }
 }

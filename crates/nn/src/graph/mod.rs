@@ -94,8 +94,8 @@ impl Graph {
             let alike = a.optimiser.kind() == b.optimiser.kind();
             a.name == b.name && alike && a.variants.len() == b.variants.len()
         };
-        let drops = |graph: &[DropoutSpec]| -> Vec<bool> {
-            graph.iter().map(|layer| layer.rate > 0.0).collect()
+        let drops = |graph: &[DropoutSpec]| -> Vec<(bool, GroupId)> {
+            graph.iter().map(|layer| (layer.rate > 0.0, layer.group)).collect()
         };
         (output, alphas) == (&other.output, &other.alphas)
             && drops(dropouts) == drops(&other.dropouts)

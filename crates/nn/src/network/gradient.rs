@@ -10,7 +10,7 @@ use super::run::LaunchTensors;
 use super::state::unpacked;
 use super::{LaunchSteps, Network};
 use crate::error::{Error, Result};
-use crate::graph::Graph;
+use crate::graph::{Graph, GroupId};
 use crate::layout::packing;
 use crate::ops::{DropoutOp, ElementwiseOp, PlanTarget, StepOp};
 use crate::plan::{Phase, Plan, PlanMode, PlanStep, Space, SpaceSpan, batches_span};
@@ -92,7 +92,8 @@ impl Network {
         let plan = self.kept_plan(self.options.batch_max)?;
         let mut steps = each_gradient(&plan, |len| ElementwiseOp::Fill { len, value: 0.0 });
         // The batch counts for dropout, as on the other ranks.
-        let batches = plan.layout().dropout.map(batches_span);
+        let groups = plan.layout().dropout.iter().enumerate();
+        let batches = groups.filter_map(|(g, at)| Some(batches_span(GroupId(g), (*at)?)));
         let values = plan.options().values();
         let count = |span| PlanStep { values, ..PlanStep::new(DropoutOp::Count, &[], &[span]) };
         steps.extend(batches.map(count));

@@ -3,7 +3,7 @@
 use meristem_device::{DType, Owner, Stream, Tensor};
 
 use crate::error::Result;
-use crate::graph::{DrawSource, Graph, GroupId, Optimiser, OptimiserKind, ParamKind};
+use crate::graph::{DrawSource, Graph, Optimiser, OptimiserKind, ParamKind};
 use crate::layout::GroupSize;
 
 /// The tensors of one parameter group. Handles: a clone shares the memory.
@@ -82,7 +82,7 @@ fn members(graph: &Graph, g: usize) -> Members<'_> {
         optimiser: graph.groups[g].optimiser.kind(),
         params: params.map(|p| (&*p.name, &*p.shape, p.kind)).collect(),
         buffers: buffers.map(|b| (&*b.name, b.len, b.counter)).collect(),
-        counts_batches: g == GroupId::HOST.index() && !graph.dropouts.is_empty(),
+        counts_batches: graph.dropouts.iter().any(|layer| layer.group.index() == g),
     }
 }
 

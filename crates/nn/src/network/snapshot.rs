@@ -8,7 +8,7 @@ use super::Network;
 use super::groups::{self, GroupTensors, same_group};
 use super::state::GraphWeights;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, GroupId};
+use crate::graph::Graph;
 use crate::layout::ParamLayout;
 use crate::metrics;
 use crate::ops::StateOp;
@@ -96,10 +96,10 @@ impl Network {
     pub fn restore(&mut self, snapshot: &Snapshot) -> Result<()> {
         self.set_graph(Arc::clone(&snapshot.graph))?;
         let dropout = ParamLayout::new(self.graph()).dropout;
-        // Without the count of batches, the last counter of the host.
-        let counters = |tensor: &Tensor, group: usize| match dropout {
-            Some(count) if group == GroupId::HOST.index() => tensor.view(0, [count]),
-            _ => Ok(tensor.clone()),
+        // Without the count of batches, the last counter of a group.
+        let counters = |tensor: &Tensor, group: usize| match dropout[group] {
+            Some(count) => tensor.view(0, [count]),
+            None => Ok(tensor.clone()),
         };
         let mut pairs = vec![];
         for (group, (from, to)) in snapshot.groups.iter().zip(&self.groups).enumerate() {

@@ -11,7 +11,7 @@ use crate::graph::{Graph, GroupId, ParamKind, ParamSpec};
 use crate::layout::{Packing, ParamLayout, packing};
 use crate::state::{HostData, HostTensor, StateDict, elements};
 
-/// Name of the count of batches of the dropout layers.
+/// Name of the count of batches of the host's dropout layers, and the end of that of a module's.
 const DROPOUT_BATCHES: &str = "dropout.batches";
 
 impl Network {
@@ -34,7 +34,8 @@ impl Network {
     /// | Lion | `{parameter}.exp_avg` |
     /// | matrices of Muon | `{parameter}.momentum_buffer` |
     ///
-    /// A network with dropout also has its count of batches, `dropout.batches`.
+    /// A network with dropout also has its count of batches, `dropout.batches`, and for a module with
+    /// dropout `{group}.dropout.batches`.
     ///
     /// # Errors
     /// A failed stream.
@@ -175,9 +176,14 @@ impl GraphWeights<'_> {
                 entries.push(NamedTensor::counter(name, counters, at)?);
             }
         }
-        if let Some(at) = layout.dropout {
-            let counters = &self.groups[GroupId::HOST.index()].counters;
-            entries.push(NamedTensor::counter(DROPOUT_BATCHES.into(), counters, at)?);
+        for (g, at) in layout.dropout.iter().enumerate() {
+            let Some(at) = *at else { continue };
+            let name = if g == GroupId::HOST.index() {
+                DROPOUT_BATCHES.into()
+            } else {
+                format!("{}.{DROPOUT_BATCHES}", self.graph.groups[g].name)
+            };
+            entries.push(NamedTensor::counter(name, &self.groups[g].counters, at)?);
         }
         Ok(NamedTensors(entries))
     }
@@ -191,7 +197,7 @@ impl GraphWeights<'_> {
     /// the count of batches for dropout.
     fn clear_moments(&self) -> Result<()> {
         let is_step =
-            |entry: &NamedTensor| entry.packing.is_none() && entry.name != DROPOUT_BATCHES;
+            |entry: &NamedTensor| entry.packing.is_none() && !entry.name.ends_with(DROPOUT_BATCHES);
         let steps = self.moments()?.0.into_iter().filter(is_step);
         let momenta = self.groups.iter().map(|group| group.momentum.clone());
         let mut all: Vec<Tensor> = momenta.chain(steps.map(|entry| entry.memory)).collect();

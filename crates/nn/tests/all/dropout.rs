@@ -7,7 +7,9 @@ use crate::common::{Random, assert_close, host, to_nchw};
 use crate::network::{DIMS, batch, metrics, sharing, state_bits, train};
 use meristem_device::random::{Purpose, Rng, philox};
 use meristem_device::{Owner, Stream, Tensor};
-use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig, WidthInit};
+use meristem_nn::graph::{
+    ConvGeometry, Dims, Graph, GraphBuilder, GroupId, NodeId, SgdConfig, WidthInit,
+};
 use meristem_nn::kernels::dropout::{MaskDraw, draw};
 use meristem_nn::{
     Error, Isa, Network, NetworkOptions, Plans, Snapshot, StateDict, observed_weight,
@@ -342,6 +344,61 @@ fn a_restored_snapshot_goes_on_counting() {
     train(&mut network, 2..5, BATCH);
     network.restore(&snapshot).unwrap();
     assert_eq!(batches(&network.momentum_dict().unwrap()), 5);
+}
+
+/// A module's layers count the batches since the module is there, the host's since the network is new;
+/// a snapshot without the module, or with it, and the optimiser's state keep both counts.
+#[test]
+fn a_module_counts_batches_of_its_own() {
+    let stream = host::stream(1);
+    let graph = |host_drops: bool, grown: bool| {
+        let mut b = GraphBuilder::new(Dims { c: 12, h: 1, w: 1 }, SGD);
+        let mut x = b.linear(b.input(), "hidden", 40, true, None).unwrap();
+        if host_drops {
+            x = b.dropout(x, "drop", 0.5).unwrap();
+        }
+        if grown {
+            b.group("a", SGD);
+            let y = b.linear(x, "slots.a.layers.0", 40, true, None).unwrap();
+            let y = b.dropout(y, "slots.a.layers.1", 0.25).unwrap();
+            x = b.add(x, y).unwrap();
+            b.resume_group(GroupId::HOST);
+        }
+        let x = b.linear(x, "classifier", CLASSES, true, None).unwrap();
+        Arc::new(b.finish(x).unwrap())
+    };
+    let counts = |network: &Network| {
+        let state = network.momentum_dict().unwrap();
+        ["dropout.batches", "a.dropout.batches"].map(|name| {
+            let meristem_nn::HostData::I64(values) = &state.get(name)?.data else { panic!() };
+            Some(values[0])
+        })
+    };
+    for host_drops in [false, true] {
+        let [bare, grown] = [false, true].map(|grown| graph(host_drops, grown));
+        let mut network = network(&stream, &bare);
+        train(&mut network, 0..2, BATCH);
+        let host = |count: i64| host_drops.then_some(count);
+        assert_eq!(counts(&network), [host(2), None]);
+        network.set_graph(Arc::clone(&grown)).unwrap();
+        train(&mut network, 2..5, BATCH);
+        assert_eq!(counts(&network), [host(5), Some(3)]);
+        let [with, without] = [&grown, &bare].map(|graph| Snapshot::new(&network, graph).unwrap());
+        // Another run goes on from the optimiser's state.
+        let mut resumed = crate::dropout::network(&stream, &grown);
+        resumed.load_state_dict(&network.state_dict().unwrap(), true).unwrap();
+        resumed.load_momentum_dict(&network.momentum_dict().unwrap()).unwrap();
+        for network in [&mut network, &mut resumed] {
+            train(network, 5..6, BATCH);
+        }
+        assert!(state_bits(&resumed) == state_bits(&network));
+        network.restore(&with).unwrap();
+        assert_eq!(counts(&network), [host(6), Some(4)]);
+        network.restore(&without).unwrap();
+        assert_eq!(counts(&network), [host(6), None]);
+        network.set_graph(grown).unwrap();
+        assert_eq!(counts(&network), [host(6), Some(0)]);
+    }
 }
 
 /// Rates are in device memory: they change without a new topology, and evaluation has none.

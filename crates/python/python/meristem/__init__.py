@@ -2,6 +2,7 @@
 
 from . import control, errors, nn, weights
 from ._meristem import VERSION as __version__
+from ._loss import OnDevice
 from ._meristem import Array
 from .comm import Comm, Int8, OuterStep, TopK
 from .data import Batch, Dataset, GatherBatches, clear_cache
@@ -25,6 +26,7 @@ __all__ = [
     "Int8",
     "Learners",
     "MeristemError",
+    "OnDevice",
     "OuterStep",
     "Run",
     "Sweep",

@@ -39,8 +39,8 @@ def pair(of: Size) -> tuple[int, int]:
 
 
 class Library(Protocol):
-    """Tensors by name, and operations on arrays (N, C, H, W), or (N, C) after `mean`, `max` and
-    `flatten`. A pooling's stride is its window's size unless given."""
+    """Tensors by name, and operations on images (N, C, H, W), or vectors (N, C) after `mean`, `max`,
+    `flatten` and `linear`. A pooling's stride is its window's size unless given."""
 
     def tensor(self, name: str) -> Any: ...
     def conv2d(
@@ -83,6 +83,16 @@ class Library(Protocol):
     def dropout(self, x: Any, p: float) -> Any: ...
 
 
+def image(x: Any) -> Any:
+    """An image, or a vector as an image of one pixel, as hosts have it."""
+    return x if x.ndim == 4 else x[:, :, None, None]
+
+
+def vector(library: Library, x: Any) -> Any:
+    """A vector, or an image of one pixel as a vector."""
+    return x if x.ndim == 2 else library.flatten(x)
+
+
 def group_norm_groups(channels: int) -> int:
     """Number of groups of a group norm: the largest divisor of ``channels`` among 32, 16, 8, 4, 2, 1
     that leaves at least 16 channels per group, or else the largest divisor among them."""
@@ -105,9 +115,9 @@ def forward(
             return x
         if joint and not module["pruning"]:
             module = {**module, "alpha": {"alpha": 1.0}}
-        return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], x)
+        return blend(library, f"slots.{name}", module, blueprints[module["blueprint"]], image(x))
 
-    return host_layers(library, host["layers"], grown, {}, x)
+    return vector(library, host_layers(library, host["layers"], grown, {}, x))
 
 
 def host_layers(
@@ -144,31 +154,33 @@ def host_layers(
             case {"dropout": {"p": p}}:
                 x = library.dropout(x, p)
             case {"max_pool2d": about}:
-                x = library.max_pool2d(x, *window(about))
+                x = library.max_pool2d(image(x), *window(about))
             case {"max_pool1d": about}:
-                x = library.max_pool2d(x, *window(of_image(about)))
+                x = library.max_pool2d(image(x), *window(of_image(about)))
             case {"avg_pool2d": about}:
-                x = library.avg_pool2d(x, *window(about))
+                x = library.avg_pool2d(image(x), *window(about))
             case {"avg_pool1d": about}:
-                x = library.avg_pool2d(x, *window(of_image(about)))
+                x = library.avg_pool2d(image(x), *window(of_image(about)))
             case "global_avg_pool":
-                x = library.mean(x)
+                x = library.mean(image(x))
             case "global_max_pool":
-                x = library.max(x)
+                x = library.max(image(x))
             case "flatten":
                 x = library.flatten(x)
             case {"save": {"name": name}}:
                 saved[name] = x
+            case {"load": {"name": name}}:
+                x = saved[name]
             case {"join": {"join": how, "from": names}}:
                 x = join(library, how, [x, *(saved[name] for name in names)])
             case {"linear": about}:
                 name = about["name"]
                 bias = library.tensor(f"{name}.bias") if about.get("bias", True) else None
-                x = library.linear(x, library.tensor(f"{name}.weight"), bias)
+                x = library.linear(vector(library, x), library.tensor(f"{name}.weight"), bias)
             case {"residual": about}:
                 branches = [about["body"], about.get("shortcut", [])]
                 body, shortcut = (host_layers(library, b, grown, saved, x) for b in branches)
-                x = body + shortcut
+                x = join(library, "add", [body, shortcut])
             case {"branches": {"join": how, "branches": branches}}:
                 ends = [host_layers(library, branch, grown, saved, x) for branch in branches]
                 x = join(library, how, ends)
@@ -178,7 +190,9 @@ def host_layers(
 
 
 def join(library: Library, how: str, values: Sequence[Any]) -> Any:
-    """Values joined from first to last."""
+    """Values joined from first to last. In a product a vector scales the channels of an image."""
+    if any(value.ndim == 4 for value in values):
+        values = [image(value) for value in values]
     match how:
         case "add":
             return sum(values[1:], values[0])
@@ -214,7 +228,7 @@ def conv2d(library: Library, about: Mapping[str, Any], x: Any) -> Any:
             padding = size
     weight = library.tensor(f"{name}.weight")
     return library.conv2d(
-        x,
+        image(x),
         # In a signal the kernel has one row.
         weight if weight.ndim == 4 else weight[:, :, None],
         padding,
@@ -243,7 +257,7 @@ def blend(
                 )
                 gate = library.linear(gate, weight, bias)
                 gate = library.relu(gate) if layer == 0 else library.sigmoid(gate)
-            return x + alpha * gate[:, :, None, None] * (output - x)
+            return x + alpha * image(gate) * (output - x)
         case other:
             raise WeightsError(f"unknown blending style `{other}`")
 
@@ -253,13 +267,14 @@ def grow(library: Library, name: str, blueprint: Mapping[str, Any], x: Any) -> A
     y = x
     for i, layer in enumerate(blueprint["layers"]):
         y = apply(library, f"{name}.layers.{i}", layer, y)
+    y = image(y)
     match blueprint["join"]:
         case "residual":
             return x + y
         case "tanh_mix":
             return x + library.tanh(library.tensor(f"{name}.mix")) * (y - x)
         case {"channel_scale": {"factor": factor}}:
-            return x * (factor * y)[:, :, None, None]
+            return x * (factor * y)
         case other:
             raise WeightsError(f"unknown join `{other}`")
 
@@ -271,19 +286,21 @@ def apply(library: Library, name: str, layer: Any, x: Any) -> Any:
             return getattr(library, layer)(x)
         case {"leaky_relu": about}:
             return library.leaky_relu(x, about["slope"])
+        case {"dropout": {"p": p}}:
+            return library.dropout(x, p)
         case "global_avg_pool":
-            return library.mean(x)
+            return library.mean(image(x))
         case {"conv": about}:
             groups = x.shape[1] if about["depthwise"] else 1
             weight = library.tensor(f"{name}.weight")
             # In a signal the kernel has one row.
             rows, columns = weight.shape[2:]
-            return library.conv2d(x, weight, (rows // 2, columns // 2), groups)
+            return library.conv2d(image(x), weight, (rows // 2, columns // 2), groups)
         case {"group_norm": _}:
             weight, bias = (library.tensor(f"{name}.{w}") for w in ("weight", "bias"))
             return library.group_norm(x, group_norm_groups(x.shape[1]), weight, bias)
         case {"linear": about}:
             bias = library.tensor(f"{name}.bias") if about["bias"] else None
-            return library.linear(x, library.tensor(f"{name}.weight"), bias)
+            return library.linear(vector(library, x), library.tensor(f"{name}.weight"), bias)
         case other:
             raise WeightsError(f"unknown layer `{other}`")

@@ -8,7 +8,8 @@ from typing import Any
 VERSION: str
 
 class Array:
-    """An array in host memory, for ``numpy.asarray``, ``numpy.from_dlpack`` and ``torch.from_dlpack``."""
+    """An array in host memory, for ``numpy.asarray``, ``numpy.from_dlpack`` and ``torch.from_dlpack``; for
+    :class:`OnDevice` on a CUDA device an array in its memory."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -17,7 +18,7 @@ class Array:
     def __dlpack__(
         self,
         *,
-        stream: None = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,

@@ -1,31 +1,28 @@
 """Lists of layers from values that depend on each other.
 
 A description of a host is a list in which each layer reads the value of the layer before it. Other
-values are read in two ways: all branches of a layer read the value before that layer, and joins read
-saved values. All paths to a value run through its immediate dominator. The values between the two
-become the layers of branches. A value that already is in another branch is saved there.
+values are read in three ways: all branches of a layer read the value before that layer, joins read
+saved values, and a layer may follow a saved value that is loaded. All paths to a value run through
+its immediate dominator. The values between the two become the layers of branches. A value that
+already is in another branch is saved there.
 """
 
 from dataclasses import dataclass
 
 from . import nn as layers
-from ._trace import Value, refusal
+from ._trace import Value
 from .nn import Layer
 
 
 @dataclass
 class Mark(layers.Layer):
-    """The place after a value, at which it is saved if a join needs it."""
+    """The place after a value, at which it is saved if it is read elsewhere."""
 
     value: Value
 
 
 def nested(values: list[Value]) -> list[Layer]:
-    """The layers from the first value to the last.
-
-    Raises:
-        SettingError: A value is used in places that neither branches nor joins reach.
-    """
+    """The layers from the first value to the last."""
     nesting = Nesting(values)
     first = values[0]
     start: list[Layer] = [*map(layers.Slot, first.slots), Mark(first)]
@@ -48,7 +45,7 @@ class Nesting:
                 self.dominator[value] = self._meeting(value.inputs)
         #: Values that have layers.
         self.done = {values[0]}
-        #: Values that joins read.
+        #: Values that are read where they are not the value before.
         self.saved: set[Value] = set()
 
     def _meeting(self, values: list[Value]) -> Value:
@@ -71,7 +68,9 @@ class Nesting:
         found: list[Layer] = []
         for value in reversed(path):
             if value in self.done:
-                raise self.crossing(value, end)
+                self.saved.add(value)
+                found = [layers.Load(value.name)]
+                continue
             if value.layer is not None:
                 found.append(value.layer)
             else:
@@ -85,15 +84,16 @@ class Nesting:
         start, join = self.dominator[value], value.join or ""
         branches: list[Value] = []
         others: list[Value] = []
+        in_order = True
         for source in value.inputs:
             elsewhere = source is not start and (
                 source in self.done or source in branches or self._inside(source, value.inputs)
             )
-            if not elsewhere and others and join == "concat":
-                raise self.crossing(others[0], value)
+            in_order = in_order and (elsewhere or not others)
             (others if elsewhere else branches).append(source)
-        if not branches:
-            raise self.crossing(others[0], value)
+        if not branches or join == "concat" and not in_order:
+            # A join reads saved values after its other operands: in another order each is a branch.
+            branches, others = value.inputs, []
         self.saved.update(others)
         ends = [self.between(start, end) for end in branches]
         found = ends[0] if len(ends) == 1 else [_container(ends, join)]
@@ -104,16 +104,8 @@ class Nesting:
         """Whether another one of the values depends on ``source``."""
         return any(self.before[self.at[value]] >> self.at[source] & 1 for value in values)
 
-    def crossing(self, value: Value, user: Value) -> Exception:
-        """The error for a value that is used where no layer can read it."""
-        got = f"a value that {user.place} needs beside others"
-        expected = "values for residual layers, branches, or operands of a join after the first"
-        remedy = "join all uses of the value in one sum, product or concatenation, with the value"
-        remedy += " itself after those that are computed from it"
-        return refusal(value.place, got, expected, remedy)
-
     def saved_in(self, found: list[Layer]) -> list[Layer]:
-        """The layers with saves of the values that joins read, in place of marks."""
+        """The layers with saves of the values that are read elsewhere, in place of marks."""
         kept: list[Layer] = []
         for layer in found:
             if isinstance(layer, Mark):

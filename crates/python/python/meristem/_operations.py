@@ -45,9 +45,10 @@ class Call:
             if type(given) is not type(value) and isinstance(value, bool | None) or given != value:
                 self.refuse(f"{name}={short(given)}", f"{name}={value!r}")
 
-    def rank(self, rank: int) -> None:
-        """Checks that the tensor is an image (4), a signal (3) or a vector (2)."""
-        if rank > 2 and self.vector:
+    def rank(self, rank: int, pooled: bool = False) -> None:
+        """Checks that the tensor is an image (4), a signal (3) or a vector (2). ``pooled`` allows the
+        one pixel that a global pool leaves."""
+        if rank > 2 and self.vector and not pooled:
             kind, one = ("image", "an image") if rank == 4 else ("signal", "a signal")
             self.refuse(f"a pooled {kind}", f"{one}; the layers after a global pool get a vector")
         if len(self.shape) != rank:
@@ -80,7 +81,7 @@ def convolution(make: type[layers.Conv2d] | type[layers.Conv1d]) -> Operation:
     axes = 2 if make is layers.Conv2d else 1
 
     def layer(call: Call) -> Layer:
-        call.rank(axes + 2)
+        call.rank(axes + 2, pooled=True)
         call.only(padding_mode="zeros")
         kernel, dilation = sizes(call["kernel_size"], axes), sizes(call["dilation"], axes)
         reach = [apart * (k - 1) for k, apart in zip(kernel, dilation, strict=True)]

@@ -42,6 +42,8 @@ CONCATS = (torch.cat, torch.concat, torch.concatenate)
 #: Functions that only change the shape, such as an image to a vector.
 SHAPES = (torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze)
 SHAPE_METHODS = ("flatten", "reshape", "squeeze", "unsqueeze", "view")
+#: Methods that repeat values along new axes.
+EXPANSIONS = ("expand", "expand_as")
 #: Dropout that no layer stands for, except in evaluation mode.
 DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 DROPOUT_FUNCTIONS = (
@@ -213,6 +215,8 @@ class Reader:
         self.tensors: dict[str, Any] = {}
         #: Names of tensors by address.
         self.addresses: dict[int, str] = {}
+        #: Vectors that are repeated over the pixels of an image, to be multiplied by it.
+        self.expanded: set[fx.Node] = set()
         #: Concatenations by their parts.
         self.concats: dict[tuple[Value, ...], Value] = {}
 
@@ -307,6 +311,10 @@ class Reader:
         first = self._of(node, _first(node))
         if target in SHAPES or node.op == "call_method" and target in SHAPE_METHODS:
             return self._reshaped(node, first)
+        if target is operator.getitem:
+            return self._indexed(node, first)
+        if node.op == "call_method" and target in EXPANSIONS:
+            return self._expanded(node, first)
         if node.op == "call_method" and target in COPIES:
             return first
         if target in DROPOUT_FUNCTIONS:
@@ -394,6 +402,7 @@ class Reader:
     def _add(self, node: fx.Node, inputs: list[Value], **keys: Any) -> Value:
         shape = node.meta["shape"]
         vector = isinstance(keys.get("layer"), VECTORS) or any(x.vector for x in inputs)
+        vector = vector and all(side == 1 for side in shape[2:])
         value = Value(node.name, place_of(node), inputs, vector=vector, **keys)
         if shape[:1] != (len(self.example),):
             got, expected = f"an output of shape {shape}", f"{len(self.example)} images first"
@@ -409,9 +418,14 @@ class Reader:
             got = f"alpha={short(settings['alpha'])}"
             raise refusal(place_of(node), got, "alpha=1", "scale the weights instead")
         one, other = (self._shape(operand) for operand in operands)
-        if one != other:
-            remedy = "join values of one shape; hosts do not broadcast"
-            raise refusal(place_of(node), f"shapes {one} and {other}", "one shape", remedy)
+        pixel = any(all(side == 1 for side in shape[2:]) for shape in (one, other))
+        scales = join == "multiply" and len(one) == len(other) and one[:2] == other[:2] and pixel
+        if one != other and not scales:
+            expected = "one shape, or an image times one value for each of its channels"
+            remedy = "join values of one shape; hosts broadcast nothing else"
+            raise refusal(place_of(node), f"shapes {one} and {other}", expected, remedy)
+        if self.expanded.issuperset(operands):
+            raise self._repeats(node, "a product of values that are all repeated")
         return self._add(node, inputs, join=join)
 
     def _concat(self, node: fx.Node) -> Value:
@@ -436,6 +450,30 @@ class Reader:
         value = self._add(node, inputs, join="concat")
         self.concats[key] = value
         return value
+
+    def _repeats(self, node: fx.Node, got: str) -> SettingError:
+        expected = "one value for each channel, repeated to be multiplied by an image"
+        return refusal(place_of(node), got, expected, "multiply without `expand`, or leave it out")
+
+    def _expanded(self, node: fx.Node, x: Value) -> Value:
+        """The value before it is repeated over the pixels, which a product with an image implies."""
+        before, after = self._shape(_first(node)), self._shape(node)
+        pixel = all(side == 1 for side in before[2:])
+        multiplied = all(JOINS.get(user.target) == "multiply" for user in node.users)
+        if before != after:
+            if len(before) != len(after) or before[:2] != after[:2] or not (pixel and multiplied):
+                raise self._repeats(node, f"a tensor {before} repeated to {after}")
+            self.expanded.add(node)
+        return x
+
+    def _indexed(self, node: fx.Node, x: Value) -> Value:
+        """A vector as an image of one pixel, such as ``x[:, :, None, None]``."""
+        index: Any = node.args[1]
+        for part in index if isinstance(index, tuple) else (index,):
+            if part not in (None, Ellipsis, slice(None)):
+                got = f"the index {short(part)}"
+                raise refusal(place_of(node), got, "`:`, `...` or None", "leave the parts together")
+        return self._reshaped(node, x)
 
     def _reshaped(self, node: fx.Node, x: Value) -> Value:
         """A vector of an image or signal; a vector itself may become an image of one pixel and

@@ -291,9 +291,17 @@ class Residual(Layer):
 
 @dataclass
 class Save(Layer):
-    """Saves its input for a later :class:`Join`."""
+    """Saves its input for a later :class:`Join` or :class:`Load`."""
 
     kind: ClassVar[str] = "save"
+    name: str
+
+
+@dataclass
+class Load(Layer):
+    """A value that was saved before, in place of the input."""
+
+    kind: ClassVar[str] = "load"
     name: str
 
 
@@ -316,7 +324,8 @@ class Join(Layer):
 @dataclass(init=False)
 class Branches(Layer):
     """Branches that each get the input; ``join`` is ``"add"``, ``"multiply"`` or ``"concat"`` (along
-    channels). A branch without layers is the identity."""
+    channels). A branch without layers is the identity. In a product a vector scales the channels of
+    an image."""
 
     kind: ClassVar[str] = "branches"
     branches: list[list[Layer]]
@@ -368,6 +377,7 @@ KINDS: dict[str, type[Layer]] = {
         Residual,
         Branches,
         Save,
+        Load,
         Join,
     )
 }

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_void};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Array, CPU, Memory};
+use super::{Array, Memory};
 
 /// Version of the exported structures.
 pub(super) const VERSION: Version = Version { major: 1, minor: 0 };
@@ -109,11 +109,11 @@ pub(super) struct Exported {
 impl Exported {
     /// Returns a structure with pointers into `self`, which must not move.
     fn tensor(&mut self) -> DlTensor {
-        let Array { memory, shape, strides, dtype } = &mut self.array;
+        let Array { memory, shape, strides, dtype, device } = &mut self.array;
         DlTensor {
             data: std::ptr::with_exposed_provenance_mut(memory.address),
-            device_kind: CPU.0,
-            device_number: CPU.1,
+            device_kind: device.0,
+            device_number: device.1,
             ndim: shape.len() as i32,
             dtype: *dtype,
             shape: shape.as_mut_ptr(),

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::abi::{DataType, DlTensor, Managed, ManagedVersioned, NAME, NAME_VERSIONED, VERSION};
-use super::row_major;
+use super::{CUDA, row_major};
 use crate::errors::{Failure, Kind};
 
 /// Flag: the memory is read-only.
@@ -35,7 +35,7 @@ pub(crate) struct Borrowed {
 }
 
 /// The structure of a consumed capsule; dropping it calls the deleter.
-enum Taken {
+pub(super) enum Taken {
     Unversioned(*mut Managed),
     Versioned(*mut ManagedVersioned),
 }
@@ -81,7 +81,7 @@ impl Borrowed {
     /// last, or has more than four dimensions.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
         check_device(given)?;
-        let capsule = capsule_of(given)?;
+        let capsule = capsule_of(given, None)?;
         let (managed, tensor, flags) = take(&capsule)?;
         Ok(Self::described(managed, tensor, flags)?)
     }
@@ -190,7 +190,7 @@ impl Borrowed {
 ///
 /// # Safety
 /// The pointer has `len` valid elements, which live as long as the result.
-unsafe fn list<'a>(start: *const i64, len: usize) -> &'a [i64] {
+pub(super) unsafe fn list<'a>(start: *const i64, len: usize) -> &'a [i64] {
     match len {
         0 => &[],
         // SAFETY: guaranteed by the caller.
@@ -200,7 +200,7 @@ unsafe fn list<'a>(start: *const i64, len: usize) -> &'a [i64] {
 
 /// Memory format of an array with these strides; `None` if sums do not support it. The stride of a
 /// dimension of extent 1 is ignored.
-fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
+pub(super) fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
     let fits = |expected: &[i64]| {
         let axes = shape.iter().zip(strides).zip(expected);
         shape.contains(&0) || axes.into_iter().all(|((n, got), stride)| *n == 1 || got == stride)
@@ -216,33 +216,50 @@ fn format_of(shape: &[usize], strides: &[i64]) -> Option<MemoryFormat> {
 /// Checks that the array is in host memory. This comes before the request for a capsule, which on
 /// other devices may need a stream.
 fn check_device(given: &Bound<'_, PyAny>) -> PyResult<()> {
+    let device = device_of_array(given)?;
+    if HOST.contains(&device.0) {
+        return Ok(());
+    }
+    Err(unfit("an array in host memory", place(device), "copy it first: `x.cpu()`").into())
+}
+
+/// Kind and number of the device of an array.
+pub(super) fn device_of_array(given: &Bound<'_, PyAny>) -> PyResult<(i32, i32)> {
     let remedy = "give a numpy array, a PyTorch tensor, or another object with `__dlpack__`";
     let class = given.get_type().qualname()?;
     let expected = "an array with DLPack support";
     let device = given.call_method0("__dlpack_device__");
-    let device = device.map_err(|_| unfit(expected, format!("a `{class}`"), remedy))?;
-    let (kind, number): (i32, i32) = device.extract()?;
-    if HOST.contains(&kind) {
-        return Ok(());
-    }
-    let kind = match kind {
-        2 => "a CUDA device".to_owned(),
-        kind => format!("a device of kind {kind}"),
-    };
-    let got = format!("one on {kind} (number {number})");
-    Err(unfit("an array in host memory", got, "copy it first: `x.cpu()`").into())
+    device.map_err(|_| unfit(expected, format!("a `{class}`"), remedy))?.extract()
 }
 
-/// Requests the capsule of an array, of protocol version 1 if its library supports it.
-fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// Text for an array by the kind and number of its device.
+pub(super) fn place((kind, number): (i32, i32)) -> String {
+    let kind = match kind {
+        kind if HOST.contains(&kind) => return "one in host memory".into(),
+        CUDA => "a CUDA device".to_owned(),
+        kind => format!("a device of kind {kind}"),
+    };
+    format!("one on {kind} (number {number})")
+}
+
+/// Requests the capsule of an array, of protocol version 1 if its library supports it. The library
+/// makes `stream`, a stream of CUDA, wait for its work on the array.
+pub(super) fn capsule_of<'py>(
+    given: &Bound<'py, PyAny>,
+    stream: Option<u64>,
+) -> PyResult<Bound<'py, PyAny>> {
     let py = given.py();
     let asked = PyDict::new(py);
+    if let Some(stream) = stream {
+        asked.set_item("stream", stream)?;
+    }
+    let older = asked.copy()?;
     asked.set_item("max_version", (VERSION.major, VERSION.minor))?;
     let versioned = given.call_method("__dlpack__", (), Some(&asked));
     let capsule = match versioned {
         // An older protocol version, without the argument.
         Err(error) if error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) => {
-            given.call_method0("__dlpack__")
+            given.call_method("__dlpack__", (), Some(&older))
         }
         other => other,
     };
@@ -254,7 +271,7 @@ fn capsule_of<'py>(given: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 }
 
 /// Consumes a capsule. Returns its structure, tensor and flags.
-fn take(capsule: &Bound<'_, PyAny>) -> Result<(Taken, *const DlTensor, u64), Failure> {
+pub(super) fn take(capsule: &Bound<'_, PyAny>) -> Result<(Taken, *const DlTensor, u64), Failure> {
     let object = capsule.as_ptr();
     // SAFETY: `object` is alive and this thread holds the GIL. A valid capsule of one of the two
     // names has the structure of that name, and renaming the capsule transfers its ownership.

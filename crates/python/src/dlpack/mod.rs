@@ -1,25 +1,39 @@
 //! The DLPack protocol: arrays of other libraries use the engine's memory without a copy, and the
-//! engine borrows their memory.
+//! engine borrows their memory. On a CUDA device the host waits for the engine's work before memory is
+//! lent, so that any stream of a consumer may read it; a producer's work is ordered before the copy
+//! that reads its memory by the stream that `__dlpack__` gets.
 //!
 //! A capsule keeps the memory alive until its consumer calls the deleter, so an array may outlive
 //! its source. <https://dmlc.github.io/dlpack/latest/>
 
 mod abi;
 mod borrowed;
+mod foreign;
 
 use std::any::Any;
 use std::sync::Arc;
 
-use meristem_device::{DType, LentTensor, MemoryFormat, Tensor};
+use meristem_device::{DType, DeviceId, LentDeviceTensor, LentTensor, MemoryFormat, Tensor};
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use self::abi::{DataType, Exported};
 pub(crate) use self::borrowed::Borrowed;
+pub(crate) use self::foreign::Foreign;
 
-/// Device of all arrays: the CPU (`kDLCPU`), number 0.
+/// Device of arrays in host memory: the CPU (`kDLCPU`), number 0.
 pub(crate) const CPU: (i32, i32) = (1, 0);
+/// Kind of CUDA devices (`kDLCUDA`).
+const CUDA: i32 = 2;
+
+/// Kind and number of a device.
+fn device_of(id: DeviceId) -> (i32, i32) {
+    match id {
+        DeviceId::Cpu(_) => CPU,
+        DeviceId::Cuda(_) => (CUDA, id.index() as i32),
+    }
+}
 
 /// Memory and its owner.
 #[derive(Clone)]
@@ -30,7 +44,8 @@ struct Memory {
     _keeper: Arc<dyn Any + Send + Sync>,
 }
 
-/// An array in host memory. `numpy.from_dlpack` and others take it without a copy.
+/// An array in host memory, or in memory of a CUDA device for a loss that asks for it.
+/// `numpy.from_dlpack` and others take it without a copy.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Array {
     memory: Memory,
@@ -38,6 +53,8 @@ pub(crate) struct Array {
     /// In elements.
     strides: Vec<i64>,
     dtype: DataType,
+    /// Kind and number of the device.
+    device: (i32, i32),
 }
 
 /// Element types of [`Array`].
@@ -90,7 +107,8 @@ impl Array {
         let bytes = size_of_val(&elements[..]);
         let address = elements.as_ptr().expose_provenance();
         let memory = Memory { address, bytes, _keeper: elements };
-        Self { memory, strides: row_major(shape), shape: signed(shape), dtype: T::DTYPE }
+        let (shape, strides) = (signed(shape), row_major(shape));
+        Self { memory, shape, strides, dtype: T::DTYPE, device: CPU }
     }
 
     /// Creates an array with the memory of a tensor. The memory must not be reused while the tensor
@@ -101,6 +119,26 @@ impl Array {
     /// The tensor is not on the CPU, or its stream has failed.
     pub(crate) fn lent(tensor: &Tensor) -> meristem_device::Result<Self> {
         let lent: LentTensor = tensor.lend()?;
+        let (address, bytes) = (lent.address(), lent.bytes());
+        Ok(Self::of_tensor(tensor, Memory { address, bytes, _keeper: Arc::new(lent) }))
+    }
+
+    /// As [`Self::lent`], on any device.
+    ///
+    /// # Errors
+    /// The stream of the tensor has failed.
+    pub(crate) fn lent_on_device(tensor: &Tensor) -> meristem_device::Result<Self> {
+        if let DeviceId::Cpu(_) = tensor.device().id() {
+            return Self::lent(tensor);
+        }
+        let lent: LentDeviceTensor = tensor.lend_on_device()?;
+        let bytes = tensor.numel() * tensor.dtype().size();
+        let memory = Memory { address: lent.address() as usize, bytes, _keeper: Arc::new(lent) };
+        Ok(Self::of_tensor(tensor, memory))
+    }
+
+    /// An array with the memory of a tensor.
+    fn of_tensor(tensor: &Tensor, memory: Memory) -> Self {
         let dims = tensor.dims();
         let strides = match (tensor.format(), dims) {
             (MemoryFormat::ChannelsLast, &[_, c, h, w]) => signed(&[h * w * c, 1, w * c, c]),
@@ -117,9 +155,8 @@ impl Array {
             DType::U32 => DataType::int(32),
             DType::I64 => DataType::int(64),
         };
-        let memory =
-            Memory { address: lent.address(), bytes: lent.bytes(), _keeper: Arc::new(lent) };
-        Ok(Self { memory, shape: signed(dims), strides, dtype })
+        let device = device_of(tensor.device().id());
+        Self { memory, shape: signed(dims), strides, dtype, device }
     }
 
     fn copied(&self) -> Self {
@@ -129,14 +166,15 @@ impl Array {
             bytes: bytes.len() * 8,
             _keeper: Arc::new(bytes),
         };
-        Self { memory, shape: self.shape.clone(), strides: self.strides.clone(), dtype: self.dtype }
+        let (shape, strides) = (self.shape.clone(), self.strides.clone());
+        Self { memory, shape, strides, dtype: self.dtype, device: self.device }
     }
 }
 
 /// Keyword arguments of `__dlpack__`.
 #[derive(Default)]
 struct DlpackArguments {
-    stream: bool,
+    stream: Option<i64>,
     max_version: Option<(u32, u32)>,
     dl_device: Option<(i32, i32)>,
     copy: Option<bool>,
@@ -147,7 +185,7 @@ impl DlpackArguments {
         let mut asked = Self::default();
         for (key, value) in given.iter() {
             match key.extract::<String>()?.as_str() {
-                "stream" => asked.stream = !value.is_none(),
+                "stream" => asked.stream = value.extract()?,
                 "max_version" => asked.max_version = value.extract()?,
                 "dl_device" => asked.dl_device = value.extract()?,
                 "copy" => asked.copy = value.extract()?,
@@ -168,14 +206,24 @@ impl Array {
     fn __dlpack__(&self, py: Python<'_>, asked: Option<&Bound<'_, PyDict>>) -> PyResult<Py<PyAny>> {
         let asked = asked.map_or(Ok(DlpackArguments::default()), DlpackArguments::of)?;
         let DlpackArguments { stream, max_version, dl_device, copy } = asked;
-        if stream {
+        let on_cpu = self.device == CPU;
+        if on_cpu && stream.is_some() {
             return Err(PyBufferError::new_err("stream: got one, expected None for a CPU array"));
         }
-        if let Some(other) = dl_device.filter(|device| *device != CPU) {
-            let message = format!("dl_device: got {other:?}, expected {CPU:?}, the CPU");
+        // The host has waited for all work on the memory, so no stream has to.
+        if stream.is_some_and(|stream| stream == 0 || stream < -1) {
+            let message = format!("stream: got {stream:?}, expected -1, 1, 2 or a stream of CUDA");
+            return Err(PyBufferError::new_err(message));
+        }
+        if let Some(other) = dl_device.filter(|device| *device != self.device) {
+            let message = format!("dl_device: got {other:?}, expected {:?}", self.device);
             return Err(PyBufferError::new_err(message));
         }
         let copy = copy.unwrap_or(false);
+        if copy && !on_cpu {
+            let message = "copy: got True, expected None or False for an array on a CUDA device";
+            return Err(PyBufferError::new_err(message));
+        }
         let array = if copy { self.copied() } else { self.clone_ref() };
         let exported = Exported { array, copied: copy };
         abi::capsule(py, exported, max_version.is_some_and(|(major, _)| major >= 1))
@@ -198,9 +246,9 @@ impl Array {
         numpy.call_method("array", (array,), Some(&asked))
     }
 
-    /// Kind and number of the device: the CPU.
+    /// Kind and number of the device: (1, 0) for the CPU, (2, n) for CUDA device n.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        CPU
+        self.device
     }
 
     /// Sizes of the dimensions.
@@ -222,8 +270,8 @@ impl Array {
 
 impl Array {
     fn clone_ref(&self) -> Self {
-        let (memory, dtype) = (self.memory.clone(), self.dtype);
-        Self { memory, shape: self.shape.clone(), strides: self.strides.clone(), dtype }
+        let (memory, dtype, device) = (self.memory.clone(), self.dtype, self.device);
+        Self { memory, shape: self.shape.clone(), strides: self.strides.clone(), dtype, device }
     }
 }
 

@@ -18,7 +18,7 @@ use meristem_device::Stream;
 use meristem_grow::{
     BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology,
 };
-use meristem_nn::graph::Graph;
+use meristem_nn::graph::{Graph, GroupId};
 use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
 
 pub use self::dataset::dataset_spec;
@@ -382,7 +382,7 @@ impl Setup {
             config.age_modules(&mut graph, host, &self.fresh_host(env)?);
         }
         if let Some(rate) = config.dropout {
-            graph = graph.with_dropout(rate)?;
+            graph = graph.with_dropout_of(GroupId::HOST, rate)?;
         }
         Ok(Arc::new(graph))
     }

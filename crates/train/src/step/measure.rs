@@ -23,7 +23,11 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let pass = control.as_ref().map(|control| control.pass_batches(control_batches.len()));
     let pass = pass.unwrap_or_default();
     let rows = context.population.configurations().into_iter().flatten().sum::<usize>() as u64;
-    let own = context.resources.loss.as_ref().map(|_| permitted::own_loss(rows * pass.gathered));
+    let own = context
+        .resources
+        .loss
+        .as_ref()
+        .map(|loss| permitted::own_loss(rows * pass.gathered, loss.is_on_device()));
     let limits = |device: &ScopedDevice| {
         permitted::sum(permitted::control_step(device, workers, pass), own.unwrap_or_default())
     };

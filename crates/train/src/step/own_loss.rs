@@ -69,7 +69,7 @@ pub(super) fn evaluate(
         let targets = loss.targets(targets)?;
         let mut first: Option<Vec<f32>> = None;
         for (row, outputs) in rows.clone().zip(outputs) {
-            let mut batch = loss.compute(outputs, &targets, false)?;
+            let mut batch = loss.compute(outputs, &targets, None)?;
             match &first {
                 Some(first) => batch.sums.squares = squares(first, &batch.losses),
                 None => first = Some(batch.losses),

@@ -74,17 +74,21 @@ pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
     }
 }
 
-/// Additional copies, waits and allocations for `calls` calls of a loss that the program computes.
-pub(crate) fn own_loss(calls: u64) -> Counts {
+/// Additional copies, waits and allocations for `calls` calls of a loss that the program computes,
+/// from arrays on the device or on the host.
+pub(crate) fn own_loss(calls: u64, is_on_device: bool) -> Counts {
+    // The losses of the samples; and for each of two arrays that the function gets, and for the copy
+    // of its arrays, a wait.
+    let (copies, waits) = if is_on_device { (1, 4) } else { (0, 0) };
     Counts {
         // Outputs and targets, each with its wait.
-        copies_to_host: 2 * calls,
-        synchronizations: 2 * calls,
+        copies_to_host: (2 + copies) * calls,
+        synchronizations: (2 + waits) * calls,
         // The gradient of the outputs.
         copies_to_device: calls,
-        // Outputs, gradient, and room for the activations or a pattern of alphas of a network that
-        // has grown.
-        allocations: 4 * calls,
+        // Outputs, gradient, losses, and room for the activations or a pattern of alphas of a network
+        // that has grown.
+        allocations: (4 + copies) * calls,
         launches: 0,
     }
 }

@@ -39,7 +39,8 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     let (devices, journal) = (&*devices, &mut *context.journal);
     let pass = PassBatches::new(train, train.len(), train_batches.len());
     let hosts = context.population.hosts().count() as u64;
-    let own = loss.as_ref().map(|_| permitted::own_loss(hosts * pass.gathered));
+    let own =
+        loss.as_ref().map(|loss| permitted::own_loss(hosts * pass.gathered, loss.is_on_device()));
     let limits = |device: &ScopedDevice| {
         permitted::sum(permitted::train_step(device, pass), own.unwrap_or_default())
     };

@@ -114,6 +114,11 @@ impl CudaContext {
         self.primary.bind()
     }
 
+    /// Blocks until the device has no work. An error is found by the next call as well.
+    pub(super) fn synchronize(&self) {
+        let _ = self.bind().and_then(|()| driver::synchronize_context());
+    }
+
     /// Whether the device has failed: it runs nothing any more.
     pub(super) fn has_failed(&self) -> bool {
         self.failure.get().is_some()

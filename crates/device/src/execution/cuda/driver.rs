@@ -26,6 +26,7 @@ functions!(cu, cu::CUresult, "libcuda", {
     cuDevicePrimaryCtxRetain(*mut cu::CUcontext, cu::CUdevice);
     cuDevicePrimaryCtxRelease_v2(cu::CUdevice);
     cuCtxSetCurrent(cu::CUcontext);
+    cuCtxSynchronize();
     cuMemAlloc_v2(*mut cu::CUdeviceptr, usize);
     cuMemFree_v2(cu::CUdeviceptr);
     cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
@@ -199,6 +200,12 @@ impl Primary {
         // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { (driver().cuCtxSetCurrent)(self.raw) })
     }
+}
+
+/// Blocks until all work of the current context is done.
+pub(super) fn synchronize_context() -> Called {
+    // SAFETY: a context is current.
+    check("cuCtxSynchronize", unsafe { (driver().cuCtxSynchronize)() })
 }
 
 impl Drop for Primary {

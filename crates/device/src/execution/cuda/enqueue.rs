@@ -12,7 +12,7 @@ use super::staging::StagingBuffer;
 use super::task::{CudaTask, TaskAct};
 use crate::execution::args::{Arg, LaunchRecord};
 use crate::execution::fill::Fill;
-use crate::execution::transfer::Download;
+use crate::execution::transfer::{Download, ForeignAddresses};
 use crate::ground::sync::Arc;
 
 /// Alignment of the pieces of a download in staging memory.
@@ -78,6 +78,7 @@ impl Enqueue<'_> {
                 member.exchange(&record, &ranks, self.stream)
             }
             TaskAct::Download(to) => self.download(&record, to, completion),
+            TaskAct::Foreign(from) => self.foreign(&record, &from),
         }
     }
 
@@ -89,6 +90,19 @@ impl Enqueue<'_> {
             check("cuMemcpyDtoDAsync", unsafe {
                 let (to, from, stream) = (to.address(), from.address(), self.stream.raw());
                 (driver().cuMemcpyDtoDAsync_v2)(to, from, pair[0].bytes, stream)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn foreign(&self, record: &LaunchRecord, from: &ForeignAddresses) -> Called {
+        let arguments = record.args.iter().enumerate();
+        for (i, to) in arguments.filter(|(_, to)| to.bytes > 0) {
+            // SAFETY: the range lies within a live block, and the launch is ordered like any other;
+            // the other one is guaranteed by `ForeignAddresses::new`.
+            check("cuMemcpyDtoDAsync", unsafe {
+                let stream = self.stream.raw();
+                (driver().cuMemcpyDtoDAsync_v2)(to.address(), from.of(i), to.bytes, stream)
             })?;
         }
         Ok(())

@@ -158,6 +158,7 @@ impl CudaQueue {
             Transfer::Fill(fill) => TaskAct::Fill(fill),
             Transfer::Upload(source) => TaskAct::Upload(self.stage(source, &record, counters)?),
             Transfer::Download(to) => TaskAct::Download(to),
+            Transfer::Foreign(from) => TaskAct::Foreign(from),
         };
         Ok(CudaTask { record, act })
     }
@@ -200,6 +201,16 @@ impl CudaQueue {
         record: LaunchRecord,
     ) -> CudaTask {
         CudaTask { record, act: TaskAct::Exchange(member.clone(), ranks) }
+    }
+
+    /// The driver's handle of the stream (`CUstream`).
+    pub(crate) fn handle(&self) -> u64 {
+        self.stream.handle()
+    }
+
+    /// Blocks until the device has no work, of other code of the process either.
+    pub(crate) fn wait_for_device(&self) {
+        self.stream.context().synchronize();
     }
 
     /// The device's context.

@@ -136,6 +136,11 @@ impl CudaStream {
         &self.context
     }
 
+    /// The driver's handle.
+    pub(super) fn handle(&self) -> u64 {
+        self.raw.raw().expose_provenance() as u64
+    }
+
     pub(super) fn device(&self) -> DeviceId {
         self.context.id
     }

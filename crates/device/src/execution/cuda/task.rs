@@ -7,7 +7,7 @@ use super::staging::StagingBuffer;
 use crate::execution::args::LaunchRecord;
 use crate::execution::call::Program;
 use crate::execution::fill::Fill;
-use crate::execution::transfer::Download;
+use crate::execution::transfer::{Download, ForeignAddresses};
 use crate::ground::sync::Arc;
 
 /// A launch, a copy, a fill or an exchange, ready to be issued.
@@ -33,6 +33,8 @@ pub(super) enum TaskAct {
     Exchange(Arc<PeerMembership>, Vec<usize>),
     /// Copies the arguments to the host.
     Download(Box<dyn Download>),
+    /// Copies memory of the device that another library owns into the arguments.
+    Foreign(ForeignAddresses),
 }
 
 impl CudaTask {

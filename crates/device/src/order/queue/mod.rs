@@ -227,6 +227,13 @@ impl StreamState {
         }
     }
 
+    /// Blocks until a CUDA device has no work, of other code of the process either.
+    pub(crate) fn wait_for_device(&self) {
+        if let Some(queue) = self.cuda_queue() {
+            queue.wait_for_device();
+        }
+    }
+
     /// The queue's lock.
     pub(crate) fn lock(&self) -> MutexGuard<'_, StreamQueue> {
         lock(&self.queue)

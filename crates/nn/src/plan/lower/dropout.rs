@@ -17,7 +17,8 @@ pub(super) fn dropout(
 ) -> EmitBackward {
     let (shape, input) = (b.shape(node), b.node(x));
     let (samples, len) = (shape.batch, shape.len());
-    let (numbers, batches, mask) = (numbers(b, layer), batches(b), b.arena_bytes(len));
+    let batches = batches(b, b.graph.dropouts[layer].group);
+    let (numbers, mask) = (numbers(b, layer), b.arena_bytes(len));
     b.emit(DropoutOp::Draw { samples, each: len / samples }, &[numbers, batches], &[mask]);
     let y = b.output(node);
     b.emit(DropoutOp::Apply { len, accumulate: false }, &[input, mask, numbers], &[y]);
@@ -30,8 +31,8 @@ pub(super) fn dropout(
 /// Emits the count of a batch, after the last use of its masks: every batch that is differentiated
 /// has other masks. A forward pass alone does not count.
 pub(in crate::plan) fn count(b: &mut PlanBuilder<'_>) {
-    if !b.graph.dropouts.is_empty() {
-        let batches = batches(b);
+    for group in b.graph.groups_with_dropout() {
+        let batches = batches(b, group);
         b.emit(DropoutOp::Count, &[], &[batches]);
     }
 }
@@ -43,14 +44,14 @@ fn numbers(b: &mut PlanBuilder<'_>, layer: usize) -> ValueId {
     b.fixed(SpaceSpan::new(Space::Hyperparameters, DType::F64, start, DROPOUT_NUMBERS))
 }
 
-/// The count of batches.
-fn batches(b: &mut PlanBuilder<'_>) -> ValueId {
-    // The layout of a graph with a dropout layer has the counter.
-    let place = b.layout.dropout.map(batches_span);
-    place.map_or(ValueId::NONE, |span| b.fixed(span))
+/// The count of batches of a group.
+fn batches(b: &mut PlanBuilder<'_>, group: GroupId) -> ValueId {
+    // The layout of a group with a dropout layer has the counter.
+    let place = b.layout.dropout[group.index()];
+    place.map_or(ValueId::NONE, |place| b.fixed(batches_span(group, place)))
 }
 
-/// The count of batches among the host's counters.
-pub(crate) fn batches_span(place: usize) -> SpaceSpan {
-    SpaceSpan::new(Space::Counters(GroupId::HOST), DType::I64, place, 1)
+/// The count of batches among a group's counters.
+pub(crate) fn batches_span(group: GroupId, place: usize) -> SpaceSpan {
+    SpaceSpan::new(Space::Counters(group), DType::I64, place, 1)
 }
