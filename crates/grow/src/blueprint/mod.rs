@@ -99,7 +99,7 @@ impl Blueprint {
                 );
                 let rule = "a residual blueprint ends in `GroupNorm { zero: true }`, or for \
                             vectors in `Linear { zero: true, .. }`";
-                self.birth(ends, rule)?;
+                self.require(ends, rule)?;
                 1
             }
             Join::ChannelScale { factor } => {
@@ -110,7 +110,7 @@ impl Blueprint {
                 );
                 let rule =
                     "a channel scale ends in `Linear { zero: true, .. }`, `Sigmoid`, with factor 2";
-                self.birth(ends && factor == 2.0, rule)?;
+                self.require(ends && factor == 2.0, rule)?;
                 2
             }
             Join::TanhMix => {
@@ -124,7 +124,7 @@ impl Blueprint {
                 };
                 let rule =
                     "a mix needs a layer with parameters, because a ReLU alone leaves x unchanged";
-                self.birth(self.layers.iter().any(trains), rule)?;
+                self.require(self.layers.iter().any(trains), rule)?;
                 0
             }
         };
@@ -138,12 +138,12 @@ impl Blueprint {
         };
         let rule = "only the layer that makes it the identity may start at zero, because any \
                     other would never learn";
-        self.birth(!before_end.iter().any(zero), rule)?;
+        self.require(!before_end.iter().any(zero), rule)?;
         let of = |c| self.parameters(Dims { c, h: 4, w: 4 });
         [8, 32].into_iter().try_for_each(|channels| of(channels).map(|_| ()))
     }
 
-    fn birth(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
+    fn require(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
         if holds {
             return Ok(());
         }
