@@ -46,7 +46,9 @@ impl WidenableLayer {
     /// The requirements of the initialisation.
     pub fn suits(&self, init: WidthInit) -> Result<(), String> {
         let needs = match init {
-            WidthInit::Gradmax if self.has_norm_or_depthwise || self.has_offset || !self.has_bias => {
+            WidthInit::Gradmax
+                if self.has_norm_or_depthwise || self.has_offset || !self.has_bias =>
+            {
                 "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
                  the next one"
             }
@@ -293,7 +295,9 @@ fn are_at_least_as_wide(wide: &[HostLayer], narrow: &[HostLayer]) -> bool {
         if branches(wide) > 0 && branches(wide) == branches(narrow) {
             let pairs = wide.branches().into_iter().zip(narrow.branches());
             return without_branches(wide) == without_branches(narrow)
-                && pairs.into_iter().all(|((_, wide), (_, narrow))| are_at_least_as_wide(wide, narrow));
+                && pairs
+                    .into_iter()
+                    .all(|((_, wide), (_, narrow))| are_at_least_as_wide(wide, narrow));
         }
         let mut same = narrow.clone();
         match (&mut same, wide) {
