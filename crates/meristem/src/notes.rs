@@ -1,4 +1,5 @@
-//! Notes of the crates, and the progress of decoding images, on stderr.
+//! Tracing layer that prints to stderr the notes that the library crates emit as tracing events,
+//! and the progress of decoding images.
 
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
@@ -15,7 +16,7 @@ use crate::plain::{self, printable, thousands};
 /// Interval between two lines of progress without a terminal.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Tracing layer that prints notes and progress.
+/// The tracing layer of notes and progress.
 pub(crate) struct Notes {
     /// Whether stderr is a terminal on which lines can be overwritten.
     is_drawable: bool,

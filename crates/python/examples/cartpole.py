@@ -59,7 +59,7 @@ def log_softmax(logits: Array) -> Array:
 
 
 def gradient_of_ppo(outputs: Array, actions: Array, before: Array, gains: Array, returns: Array) -> Array:
-    """The gradient of PPO's loss by the outputs [agents, batch, 3], each agent's mean over its batch."""
+    """The gradient of PPO's loss with respect to the outputs [agents, batch, 3]; each agent's loss is a mean."""
     logs = log_softmax(outputs[..., :2])
     chosen = np.eye(2)[actions]
     ratio = np.exp((logs * chosen).sum(-1) - before)

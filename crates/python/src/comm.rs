@@ -126,7 +126,7 @@ impl Membership {
         self.work(py, rank, |rank| Ok(rank.comm.barrier()?))
     }
 
-    /// Creates a repeated sum of the largest elements with these options.
+    /// Creates a sparse all-reduce with these options. Its calls share a residual.
     fn top_k(slf: Py<Self>, options: &Bound<'_, PyDict>) -> PyResult<TopK> {
         let options = options.extract::<Options>()?.checked()?;
         Ok(TopK { member: slf, options, sum: Arc::default(), storage: Arc::default() })
@@ -316,7 +316,7 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     Ok(threading.call_method0("current_thread")?.is(&main))
 }
 
-/// Treatment of what a rank did not send.
+/// Error feedback: treatment of the elements that a rank did not send.
 pub(crate) fn feedback(residual: bool, momentum: Option<f64>) -> Result<FeedbackMode, Failure> {
     let wrong = |message: String, remedy: &str| Failure::usage(Kind::Argument, message, remedy);
     match (momentum, residual) {
@@ -334,7 +334,7 @@ pub(crate) fn feedback(residual: bool, momentum: Option<f64>) -> Result<Feedback
     }
 }
 
-/// Options of a sum of the largest elements.
+/// Options of a sparse all-reduce.
 #[derive(Clone, FromPyObject)]
 #[pyo3(from_item_all)]
 struct Options {
@@ -382,7 +382,8 @@ impl Options {
     }
 }
 
-/// A repeated sum of the largest elements of tensors of one length and type.
+/// A sparse all-reduce of the largest elements of tensors of one length and type. Elements that a
+/// call did not send are added to the tensor of the next call.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct TopK {
     member: Py<Membership>,
@@ -395,7 +396,7 @@ pub(crate) struct TopK {
 
 #[pymethods]
 impl TopK {
-    /// Sums the largest elements of all ranks' tensors, in place.
+    /// Overwrites the tensor with the sum over all ranks of the elements that were sent.
     fn all_reduce(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (options, kept) = (self.options, Arc::clone(&self.sum));
         self.member.get().in_place(py, tensor, move |comm, tensor| {

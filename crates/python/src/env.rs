@@ -42,6 +42,7 @@ fn layer_to_python(py: Python<'_>, layer: WidenableLayer) -> PyResult<Bound<'_, 
     Ok(about)
 }
 
+/// Converts percentage points to shares, 0..1.
 fn shares(points: &[f32]) -> Vec<f32> {
     points.iter().map(|points| points / 100.0).collect()
 }

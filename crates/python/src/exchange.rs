@@ -1,4 +1,4 @@
-//! Sums of tensors with eight bits for each element, and outer steps of local training, for Python
+//! All-reduce with eight bits for each element, and outer steps of local training, for Python
 //! programs.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,8 @@ const TENSOR: &str = "tensor";
 /// Number of sums after which Ok-Topk computes its thresholds again, as in training.
 const REFRESH: u64 = 32;
 
-/// A repeated sum of f32 tensors of one length, with eight bits for each element.
+/// An all-reduce of f32 tensors of one length with eight bits for each element. The rounding errors
+/// of a call are added to the tensor of the next call.
 #[pyclass(frozen, module = "meristem")]
 pub(crate) struct Int8 {
     member: Py<Membership>,

@@ -64,7 +64,7 @@ impl FleetSession {
         self.waiting(py, |session, idle| session.step(idle).map(drop).map_err(Failure::from))
     }
 
-    /// Executes actions. Returns the rewards.
+    /// Executes an action for each env. Returns the rewards.
     fn act(&self, py: Python<'_>, actions: &Bound<'_, PyList>) -> PyResult<Vec<f32>> {
         let parsed = self.look(|session| {
             let views: Vec<EnvView<'_>> = session.envs().iter().map(SeenEnv::view).collect();
@@ -84,7 +84,7 @@ impl FleetSession {
         })
     }
 
-    /// The view and the figures of each env.
+    /// The view of each env, with its round, reward and results of the last step.
     fn envs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let seen = self.look(|session| Ok(session.envs().to_vec()))?;
         let describe = |seen: &SeenEnv| {
@@ -97,7 +97,7 @@ impl FleetSession {
         seen.iter().map(describe).collect()
     }
 
-    /// Sizes of the heads of an action.
+    /// Number of choices of each head of an action.
     fn head_sizes(&self) -> PyResult<Vec<usize>> {
         self.look(|session| {
             Ok(session.envs().first().map(|seen| env::head_sizes(&seen.view())).unwrap_or_default())
@@ -114,7 +114,7 @@ impl FleetSession {
         })
     }
 
-    /// The contents of a weights file.
+    /// The contents of an env's weights file.
     fn weights<'py>(&self, py: Python<'py>, env: usize) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.with(py, |session| Ok(session.weights(env)?))?;
         Ok(PyBytes::new(py, &bytes))

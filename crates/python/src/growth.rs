@@ -1,4 +1,4 @@
-//! The bench of growth.
+//! The benchmark of growth.
 
 use std::path::PathBuf;
 
@@ -11,22 +11,22 @@ use crate::json::to_python;
 use crate::runs::observed;
 use crate::settings;
 
-/// The request, a dictionary.
+/// Request of a benchmark, from a dictionary of Python.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Request {
     suite: String,
-    /// Empty for all of the suite.
+    /// Names of tasks; empty for all tasks of the suite.
     tasks: Vec<String>,
-    /// Empty for all.
+    /// Names of methods; empty for all methods.
     methods: Vec<String>,
     seeds: Option<usize>,
     tuning_seeds: Option<usize>,
-    /// Empty for the usual ones.
+    /// Learning rates to choose from; empty for the default rates.
     rates: Vec<f32>,
 }
 
-/// Runs the bench. Returns the contents of `growth.json`.
+/// Runs the benchmark. Returns the contents of `growth.json`.
 #[pyfunction]
 pub(crate) fn growth_bench(
     py: Python<'_>,

@@ -12,7 +12,7 @@ pub(crate) fn to_python(py: Python<'_>, value: &impl Serialize) -> PyResult<Py<P
     scores_to_python(py, value, ScoreKind::Accuracy)
 }
 
-/// Converts a value with scores of a kind to a Python object, with the keys of its JSON.
+/// Converts a value, whose scores are of `kind`, to a Python object, with the keys of its JSON.
 pub(crate) fn scores_to_python(
     py: Python<'_>,
     value: &impl Serialize,

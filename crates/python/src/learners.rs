@@ -17,7 +17,8 @@ use crate::env;
 use crate::errors::{Failure, Kind};
 use crate::settings;
 
-/// Scores of an env: its own, and those without the modules in some slots.
+/// Scores of an env: the score of its network, and for some slots the index of the slot and the
+/// score without its module.
 type GivenScores = (Option<f64>, Vec<(usize, f64)>);
 
 /// Learners, which one thread at a time may use.
@@ -26,7 +27,7 @@ pub(crate) struct LearnerLoop(Mutex<Learners>);
 
 #[pymethods]
 impl LearnerLoop {
-    /// Fresh networks.
+    /// Creates networks with fresh weights.
     #[new]
     fn new(
         py: Python<'_>,
@@ -38,14 +39,15 @@ impl LearnerLoop {
         Ok(Self(Mutex::new(detached(py, || Learners::new(layer, shape))?)))
     }
 
-    /// The networks in a file.
+    /// Restores the networks in a file of [`LearnerLoop::checkpoint`].
     #[staticmethod]
     fn resume(py: Python<'_>, path: PathBuf, given: &Bound<'_, PyDict>) -> PyResult<Self> {
         let layer: ConfigLayer = settings::layer(given)?;
         Ok(Self(Mutex::new(detached(py, || Learners::resume(&path, layer))?)))
     }
 
-    /// Forward passes of some envs: inputs float32, channels last. Returns the outputs of each.
+    /// Runs forward passes of some envs on float32 inputs, channels last. Returns the outputs of
+    /// each env.
     fn forward(
         &self,
         py: Python<'_>,
@@ -55,7 +57,8 @@ impl LearnerLoop {
         self.pass(py, &envs, inputs, |learners, batches| learners.forward(batches))
     }
 
-    /// As `forward`, in evaluation mode, without the module in a slot.
+    /// Runs forward passes in evaluation mode, like `forward`; `without` is the index of a slot
+    /// whose module is left out.
     fn eval(
         &self,
         py: Python<'_>,
@@ -66,7 +69,7 @@ impl LearnerLoop {
         self.pass(py, &envs, inputs, |learners, batches| learners.eval(batches, without))
     }
 
-    /// Backward passes of some envs.
+    /// Runs backward passes of some envs.
     fn backward(
         &self,
         py: Python<'_>,
@@ -77,7 +80,7 @@ impl LearnerLoop {
         self.with(py, |learners| Ok(learners.backward(&batches(&envs, &given)?)?))
     }
 
-    /// Updates of some envs.
+    /// Updates the parameters of some envs.
     fn update(&self, py: Python<'_>, envs: Vec<usize>) -> PyResult<()> {
         self.with(py, |learners| Ok(learners.update(&envs)?))
     }
@@ -87,14 +90,14 @@ impl LearnerLoop {
         self.with(py, |learners| Ok(learners.drop_gradients(&envs)?))
     }
 
-    /// Ends a step.
+    /// Ends a step of growth.
     fn step(&self, py: Python<'_>, scores: Vec<GivenScores>) -> PyResult<()> {
         let scores = scores.into_iter().map(|(score, without)| OwnScores { score, without });
         let scores: Vec<OwnScores> = scores.collect();
         self.with(py, |learners| Ok(learners.step(&scores).map(drop)?))
     }
 
-    /// Executes actions. Returns the rewards.
+    /// Executes an action for each env. Returns the rewards.
     fn act(&self, py: Python<'_>, actions: &Bound<'_, PyList>) -> PyResult<Vec<f32>> {
         let parsed = self.look(|learners| {
             let seen = learners.seen();
@@ -107,7 +110,7 @@ impl LearnerLoop {
         self.with(py, |learners| Ok(learners.act(parsed)?))
     }
 
-    /// Further features of a layer.
+    /// Adds `by` output features to a layer of an env.
     fn widen(&self, py: Python<'_>, env: usize, layer: String, by: usize) -> PyResult<()> {
         self.with(py, |learners| Ok(learners.widen(env, &layer, by)?))
     }
@@ -118,7 +121,7 @@ impl LearnerLoop {
         seen.iter().map(|seen| env::to_python(py, &seen.view())).collect()
     }
 
-    /// Shape of a sample, number of outputs, number of envs.
+    /// Returns the shape of a sample, the number of outputs, and the number of envs.
     fn shape(&self) -> PyResult<(Vec<usize>, usize, usize)> {
         self.look(|learners| {
             let LearnerShape { input, outputs } = learners.shape().clone();
@@ -160,7 +163,8 @@ impl LearnerLoop {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Sets the weights of an env to the contents of a weights file. Errors refer to it as `name`.
+    /// Sets the weights of an env to the contents of a weights file. Errors refer to the file as
+    /// `name`.
     fn load(&self, py: Python<'_>, env: usize, name: &str, contents: &[u8]) -> PyResult<()> {
         self.with(py, |learners| Ok(learners.load(env, Path::new(name), contents)?))
     }

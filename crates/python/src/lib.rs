@@ -11,14 +11,17 @@
 //! | `json` | values as Python objects |
 //! | `dlpack` | memory shared with other libraries' arrays; the only unsafe code |
 //! | `runs` | `train`, `resume`, and reading of run folders |
-//! | `growth` | the bench of growth |
+//! | `growth` | the benchmark of growth |
+//! | `policy` | training of a policy |
 //! | `columns` | events of a run as columns |
 //! | `weights` | contents of weights files |
 //! | `hosts` | hosts without weights |
 //! | `data` | datasets and gathered batches |
 //! | `comm` | collectives for Python programs |
+//! | `exchange` | all-reduce with eight bits, and outer steps of local training |
 //! | `env` | conversion of env views and actions |
 //! | `controller` | a Python function as a controller |
+//! | `searcher` | a Python object as the searcher of a run |
 //! | `loss` | a Python function as the loss of a run |
 //! | `fleet` | a run that the Python program steps |
 //! | `learners` | networks that the Python program trains with its own loop |

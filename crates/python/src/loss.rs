@@ -42,7 +42,8 @@ impl PyLoss {
         let shape = [batch.samples, batch.width];
         let outputs = Array::shared(Arc::clone(&batch.outputs), &shape);
         let targets = match &batch.targets {
-            // Copies, because a function that wrote to them would change those of the next call.
+            // Copies, because a function may write to its arguments, and other calls get the same
+            // targets.
             LossTargets::Classes(classes) => Array::shaped(classes.to_vec(), &shape[..1]),
             LossTargets::Numbers(numbers) => Array::shaped(numbers.to_vec(), &shape),
         };
@@ -114,7 +115,7 @@ impl OwnLoss for PyLoss {
     }
 }
 
-/// Copies an array, whose shape and type `meristem.losses` has checked.
+/// Copies an array, whose shape and type `meristem._loss` has checked.
 fn fill(to: &mut [f32], given: &Bound<'_, PyAny>) -> PyResult<()> {
     let given = Borrowed::of(given)?;
     let numbers = given.numbers().filter(|numbers| numbers.len() == to.len()).ok_or_else(|| {

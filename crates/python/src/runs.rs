@@ -237,7 +237,8 @@ pub(crate) fn read_run(py: Python<'_>, run: PathBuf) -> PyResult<Py<PyAny>> {
     Ok(read.into_any().unbind())
 }
 
-/// Members over their seeds, of the contents of a `summary.json`.
+/// The leaderboard of the contents of a `summary.json`, with members that differ only by their seed
+/// as one place ([`Summary::over_seeds`]).
 #[pyfunction]
 pub(crate) fn over_seeds(py: Python<'_>, summary: &str) -> PyResult<Py<PyAny>> {
     let read = serde_json::from_str::<Summary>(summary);

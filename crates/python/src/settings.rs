@@ -86,7 +86,7 @@ fn twice(key: &str) -> PyErr {
 }
 
 fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
-    // Their values may be mappings, and lists of lists.
+    // The values of these settings may be mappings, and lists of lists.
     let is_nested = ["members", "space", "member_changes"].contains(&key);
     let texts = if is_nested && !value.is_instance_of::<PyString>() {
         vec![json(key, value)?]
@@ -106,8 +106,8 @@ fn set(layer: &mut ConfigLayer, key: &str, value: &Bound<'_, PyAny>) -> PyResult
     Ok(result?)
 }
 
-/// The JSON of lists and mappings of values, each of which has its text form. A mapping keeps its
-/// order, which determines the order of the members.
+/// Converts lists and mappings to JSON, and each value in them to its text form. The keys of a
+/// mapping keep their order, which determines the order of the members.
 fn json(key: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     if let Ok(mapping) = value.cast::<PyDict>() {
         let entry = |(name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {

@@ -66,8 +66,8 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
     let form = weights.sample_form()?;
     let TaskShape { channels, height, width, .. } = image;
     let sample = form.kind.dims(SampleShape { channels, height, width });
-    let multiply_add = normalization.as_ref().map(|n| n.multiply_add(form.stored));
-    let preprocessing = match (config.preprocessing, &multiply_add) {
+    let scale_and_shift = normalization.as_ref().map(|n| n.multiply_add(form.stored));
+    let preprocessing = match (config.preprocessing, &scale_and_shift) {
         (false, _) => None,
         (true, Some(constants)) => {
             Some(onnx::Preprocessing { bytes: form.stored == StoredType::U8, constants })
@@ -78,7 +78,7 @@ pub fn onnx(config: &OnnxConfig) -> Result<OnnxModel> {
         }
     };
     let outputs = weights.output_form()?.unwrap_or(OutputForm::CLASSES);
-    let scale = outputs.scale.as_ref().map(TargetScale::multiply_add);
+    let scale = outputs.scale.as_ref().map(TargetScale::scale_and_shift);
     let mut metadata = metadata(config, (&host, form), normalization.as_ref(), classes.as_deref());
     if outputs != OutputForm::CLASSES {
         metadata.push(("outputs".into(), serde_json::json!(outputs).to_string()));

@@ -58,7 +58,7 @@ pub(crate) fn absolute(key: &str, path: &Path) -> Result<PathBuf> {
 }
 
 /// The error for a path in the setting `key` that is not UTF-8.
-pub(crate) fn lossy(key: &str, path: &Path) -> Error {
+pub(crate) fn not_utf8(key: &str, path: &Path) -> Error {
     let expected = "a path that is UTF-8 from the root on, because config.toml is text";
     Error::value(key, path.display(), expected)
 }

@@ -1,4 +1,5 @@
-//! Loss that the program computes: batches for its function, and what follows from its answers.
+//! Loss that the program computes: calls of its function, and the sums and gradients of its
+//! results.
 //!
 //! Outputs and targets are read from the device once. The program's arrays share that memory, or, for
 //! a function that asks for it, the memory of the device. All sums are on the host, in f64 and in the

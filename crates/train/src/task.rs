@@ -85,7 +85,7 @@ impl TargetScale {
     }
 
     /// Scale and shift of each output.
-    pub(crate) fn multiply_add(&self) -> Vec<(f32, f32)> {
+    pub(crate) fn scale_and_shift(&self) -> Vec<(f32, f32)> {
         self.std.iter().zip(&self.mean).map(|(std, mean)| (*std as f32, *mean as f32)).collect()
     }
 }

@@ -45,7 +45,8 @@ pub fn topology(host: &HostSpec, slots: &[DrawnSlot]) -> Picture {
             } else {
                 let top = middle - BOX[1] / 2.0;
                 let above = top - BRANCH * (deepest - parts[input].depth) as f64 - 7.0;
-                // Beside the corner at which another branch may end.
+                // The ends of the line are beside the centres of the boxes: the line of another
+                // branch may end on the other side of a centre.
                 let [from, to] = [at(input) + half / 2.0, centre - half / 2.0];
                 let points = vec![[from, top], [from, above], [to, above], [to, top]];
                 shapes.push(Shape::Path { points, colour: Colour::Ink });

@@ -5,8 +5,8 @@ use prost::Message;
 
 /// Element type of text in a tensor.
 pub(super) const DT_STRING: i32 = 7;
-/// Status of an event that starts a session: a reader then drops the later steps that it has read
-/// before.
+/// Status of an event that starts a session: a reader drops all data that it read before this event
+/// for the same or later steps.
 pub(super) const START: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]

@@ -104,7 +104,7 @@ impl Blueprint {
                 );
                 let rule = "a residual blueprint ends in `GroupNorm { zero: true }`, or for \
                             vectors in `Linear { zero: true, .. }`";
-                self.birth(ends, rule)?;
+                self.require(ends, rule)?;
                 dropping + 1
             }
             Join::ChannelScale { factor } => {
@@ -115,7 +115,7 @@ impl Blueprint {
                 );
                 let rule =
                     "a channel scale ends in `Linear { zero: true, .. }`, `Sigmoid`, with factor 2";
-                self.birth(ends && factor == 2.0, rule)?;
+                self.require(ends && factor == 2.0, rule)?;
                 2
             }
             Join::TanhMix => {
@@ -129,7 +129,7 @@ impl Blueprint {
                 };
                 let rule =
                     "a mix needs a layer with parameters, because a ReLU alone leaves x unchanged";
-                self.birth(self.layers.iter().any(trains), rule)?;
+                self.require(self.layers.iter().any(trains), rule)?;
                 0
             }
         };
@@ -143,12 +143,12 @@ impl Blueprint {
         };
         let rule = "only the layer that makes it the identity may start at zero, because any \
                     other would never learn";
-        self.birth(!before_end.iter().any(zero), rule)?;
+        self.require(!before_end.iter().any(zero), rule)?;
         let of = |c| self.parameters(Dims { c, h: 4, w: 4 });
         [8, 32].into_iter().try_for_each(|channels| of(channels).map(|_| ()))
     }
 
-    fn birth(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
+    fn require(&self, holds: bool, rule: &str) -> Result<(), BlueprintError> {
         if holds {
             return Ok(());
         }

@@ -59,8 +59,8 @@ pub struct Gates {
     /// Smallest gradient health before Blending: .7.
     pub min_gradient_health: f64,
     /// Largest share of exploding gradients before Blending, over the module's tensors and the
-    /// batches of the step: .1. Above 0, because in a young module a few of hundreds of batches
-    /// have large gradients, which are clipped.
+    /// batches of the step: .1. It is not 0, because in a young module a few batches in hundreds
+    /// have large gradients, and these are clipped.
     pub max_exploding_share: f64,
     /// Largest distance of alpha from its target before Holding: 1e-6.
     pub alpha_tolerance: f64,

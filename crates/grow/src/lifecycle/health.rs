@@ -17,7 +17,8 @@ pub struct GradientHealth {
     pub vanishing: f64,
     /// Share of tensors whose norm is above 10 or not finite.
     pub exploding: f64,
-    /// L2 norm over all tensors; the mean norm over several steps.
+    /// L2 norm over all tensors of the module, as the mean over the optimiser steps that were
+    /// measured.
     pub norm: f64,
 }
 

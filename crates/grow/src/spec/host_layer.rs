@@ -32,8 +32,8 @@ pub enum HostLayer {
         /// Distance of neighbouring elements of a window.
         #[serde(default = "one", skip_serializing_if = "is_one")]
         dilation: PerAxis,
-        /// Groups of channels that are convolved separately; as many as channels for a depthwise
-        /// convolution.
+        /// Number of groups of channels that are convolved separately; equal to the number of
+        /// channels for a depthwise convolution.
         #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
         groups: usize,
         /// Whether it has a bias.
@@ -58,7 +58,7 @@ pub enum HostLayer {
         /// Distance of neighbouring points of a window.
         #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
         dilation: usize,
-        /// As for images.
+        /// Number of groups of channels that are convolved separately, as in [`HostLayer::Conv2d`].
         #[serde(default = "number_one", skip_serializing_if = "is_number_one")]
         groups: usize,
         /// Whether it has a bias.

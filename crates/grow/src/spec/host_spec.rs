@@ -53,7 +53,7 @@ pub struct HostSpec(Arc<ParsedHost>);
 #[derive(Debug)]
 struct ParsedHost {
     /// The full description, never a preset's name.
-    text: String,
+    description: String,
     list: HostList,
 }
 
@@ -90,8 +90,8 @@ impl HostSpec {
 
     pub(super) fn from_list(list: HostList) -> Self {
         // A list of layers consists of text and numbers, which JSON can represent.
-        let text = serde_json::to_string(&list).unwrap_or_default();
-        Self(Arc::new(ParsedHost { text, list }))
+        let description = serde_json::to_string(&list).unwrap_or_default();
+        Self(Arc::new(ParsedHost { description, list }))
     }
 
     /// The name in the description; for hosts of a family the name of the preset, or else the text,
@@ -111,7 +111,7 @@ impl HostSpec {
     /// Text that describes the host completely: `cnn:channels=…,blocks=…,kernel=…,pools=…`,
     /// `mlp:…`, `conv1d:…`, or one line of JSON.
     pub fn description(&self) -> &str {
-        &self.0.text
+        &self.0.description
     }
 
     /// Shortest text that is parsed as this host: the name of a preset or ready-made host, or else
@@ -258,7 +258,7 @@ impl TryFrom<Cnn> for HostSpec {
     fn try_from(cnn: Cnn) -> Result<Self, HostError> {
         cnn.check()?;
         let list = HostList::of_cnn(cnn.layers(), cnn.slots());
-        Ok(Self(Arc::new(ParsedHost { text: cnn.to_string(), list })))
+        Ok(Self(Arc::new(ParsedHost { description: cnn.to_string(), list })))
     }
 }
 
@@ -276,7 +276,7 @@ impl FromStr for HostSpec {
         }
         if let Some(family) = WidthFamily::of(given) {
             let list = HostList::of_family(family.layers(given)?);
-            return Ok(Self(Arc::new(ParsedHost { text: given.replace(' ', ""), list })));
+            return Ok(Self(Arc::new(ParsedHost { description: given.replace(' ', ""), list })));
         }
         match READY_MADE.iter().find(|(name, _)| *name == given) {
             Some((name, toml)) => Self::from_toml(toml, name),

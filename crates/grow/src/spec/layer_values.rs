@@ -68,7 +68,7 @@ impl fmt::Display for BranchJoin {
 pub enum Features {
     /// One per class of the dataset.
     Classes,
-    /// This many.
+    /// A fixed number of features.
     #[serde(untagged)]
     Count(usize),
 }

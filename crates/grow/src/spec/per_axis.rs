@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(from = "AxisText", into = "AxisText")]
 pub struct PerAxis {
-    /// Along the rows.
+    /// Number of rows, for a height.
     pub rows: usize,
-    /// Along the columns.
+    /// Number of columns, for a width.
     pub columns: usize,
 }
 
@@ -81,7 +81,7 @@ pub enum Padding<S = PerAxis> {
     Same,
     /// None.
     Valid,
-    /// This many on each side.
+    /// A number of zeros on each side.
     #[serde(untagged)]
     Each(S),
 }

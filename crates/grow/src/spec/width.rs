@@ -24,7 +24,7 @@ pub struct WidenableLayer {
     /// Whether the layer has a bias.
     has_bias: bool,
     /// Whether a norm or a depthwise convolution is between the layer and its reader.
-    is_apart: bool,
+    has_norm_or_depthwise: bool,
     /// Whether an activation function between the layer and its reader is not 0 at 0.
     has_offset: bool,
     /// Name of the reader, the next layer that reads the output of this layer.
@@ -46,7 +46,9 @@ impl WidenableLayer {
     /// The requirements of the initialisation.
     pub fn suits(&self, init: WidthInit) -> Result<(), String> {
         let needs = match init {
-            WidthInit::Gradmax if self.is_apart || self.has_offset || !self.has_bias => {
+            WidthInit::Gradmax
+                if self.has_norm_or_depthwise || self.has_offset || !self.has_bias =>
+            {
                 "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
                  the next one"
             }
@@ -70,9 +72,9 @@ struct Between<'a> {
     depthwise: Vec<&'a str>,
     slots: Vec<SlotName>,
     has_norm: bool,
-    /// Whether a pool or flatten is between them.
-    has_image: bool,
-    /// Whether an activation function that is not 0 at 0 is between them.
+    /// Whether a pool or `flatten` is among them.
+    has_pool_or_flatten: bool,
+    /// Whether an activation function that is not 0 at 0 is among them.
     has_offset: bool,
     reader: &'a str,
     /// Whether the reader is a linear layer with a bias.
@@ -137,9 +139,10 @@ impl HostSpec {
         Ok(Self::from_list(list.named(name)))
     }
 
-    /// Whether this host is `other` or results from it by [`HostSpec::widened`].
+    /// Whether this host is at least as wide as `other`: it is `other`, or `other` after calls of
+    /// [`HostSpec::widened`].
     pub fn is_as_wide_as(&self, other: &Self) -> bool {
-        self.slots() == other.slots() && are_as_wide(self.layers(), other.layers())
+        self.slots() == other.slots() && are_at_least_as_wide(self.layers(), other.layers())
     }
 }
 
@@ -167,15 +170,15 @@ impl<'a> Between<'a> {
     /// Describes a layer that can become wider, from the layers between it and its reader.
     fn layer(self, layer: &HostLayer, name: &str, features: usize) -> WidenableLayer {
         let has_bias = has_bias(layer);
-        let is_apart = self.has_norm || !self.depthwise.is_empty();
-        let is_vector = matches!(layer, HostLayer::Linear { .. }) && !self.has_image;
-        let is_linear = has_bias && is_vector && !is_apart && self.is_read_linearly;
+        let has_norm_or_depthwise = self.has_norm || !self.depthwise.is_empty();
+        let is_vector = matches!(layer, HostLayer::Linear { .. }) && !self.has_pool_or_flatten;
+        let is_linear = has_bias && is_vector && !has_norm_or_depthwise && self.is_read_linearly;
         WidenableLayer {
             name: name.to_owned(),
             features,
             slots: self.slots,
             has_bias,
-            is_apart,
+            has_norm_or_depthwise,
             has_offset: self.has_offset,
             reader: self.reader.to_owned(),
             is_linear,
@@ -210,7 +213,7 @@ impl<'a> Between<'a> {
                 | HostLayer::AvgPool1d { .. }
                 | HostLayer::GlobalAvgPool
                 | HostLayer::GlobalMaxPool
-                | HostLayer::Flatten => between.has_image = true,
+                | HostLayer::Flatten => between.has_pool_or_flatten = true,
                 HostLayer::Sigmoid | HostLayer::Softplus => between.has_offset = true,
                 HostLayer::Relu
                 | HostLayer::Tanh
@@ -287,13 +290,15 @@ fn without_branches(layer: &HostLayer) -> HostLayer {
 }
 
 /// Whether `wide` has the layers of `narrow`, with at least their features.
-fn are_as_wide(wide: &[HostLayer], narrow: &[HostLayer]) -> bool {
+fn are_at_least_as_wide(wide: &[HostLayer], narrow: &[HostLayer]) -> bool {
     let one = |(wide, narrow): (&HostLayer, &HostLayer)| {
         let branches = |layer: &HostLayer| layer.branches().len();
         if branches(wide) > 0 && branches(wide) == branches(narrow) {
             let pairs = wide.branches().into_iter().zip(narrow.branches());
             return without_branches(wide) == without_branches(narrow)
-                && pairs.into_iter().all(|((_, wide), (_, narrow))| are_as_wide(wide, narrow));
+                && pairs
+                    .into_iter()
+                    .all(|((_, wide), (_, narrow))| are_at_least_as_wide(wide, narrow));
         }
         let mut same = narrow.clone();
         match (&mut same, wide) {

@@ -28,16 +28,16 @@ const WARM_UP: Duration = Duration::from_millis(1000);
 #[derive(Serialize)]
 struct Report {
     /// Milliseconds per batch of the single pass.
-    fused_ms: Spread,
+    fused_ms: MedianRange,
     /// Milliseconds per batch of one full pass for each requested configuration.
-    separate_ms: Spread,
+    separate_ms: MedianRange,
     /// Milliseconds per batch of one full pass for each distinct configuration.
-    distinct_ms: Spread,
+    distinct_ms: MedianRange,
     /// Time of the single pass divided by the time of the separate passes of the same turn.
-    share: Spread,
+    share: MedianRange,
     /// Time of the single pass divided by the time of the passes for distinct configurations of the
     /// same turn.
-    share_of_distinct: Spread,
+    share_of_distinct: MedianRange,
     /// Operations of the single pass divided by the operations of the separate passes.
     flops_share: f64,
     turns: usize,
@@ -46,13 +46,13 @@ struct Report {
 
 /// Median and range over the turns.
 #[derive(Serialize)]
-struct Spread {
+struct MedianRange {
     median: f64,
     min: f64,
     max: f64,
 }
 
-impl Spread {
+impl MedianRange {
     fn of(values: &[f64]) -> Self {
         let (median, min, max) = spread(values);
         Self { median, min, max }
@@ -93,11 +93,11 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
     let (flops, one) = bench.network.eval_flops(0..requested.rows().len())?;
     let image = image_shape();
     let report = Report {
-        fused_ms: Spread::of(&times[0]),
-        separate_ms: Spread::of(&times[1]),
-        distinct_ms: Spread::of(&times[2]),
-        share: Spread::of(&ratio(&times[1])),
-        share_of_distinct: Spread::of(&ratio(&times[2])),
+        fused_ms: MedianRange::of(&times[0]),
+        separate_ms: MedianRange::of(&times[1]),
+        distinct_ms: MedianRange::of(&times[2]),
+        share: MedianRange::of(&ratio(&times[1])),
+        share_of_distinct: MedianRange::of(&ratio(&times[2])),
         flops_share: flops as f64 / (one * requested.configurations().len() as u64) as f64,
         turns: times[0].len(),
         config: Config {
@@ -125,8 +125,8 @@ pub(crate) fn run(arguments: &BenchCounterfactualArguments) -> Outcome {
 fn print(report: &Report) {
     let Report { fused_ms, separate_ms, distinct_ms, share, share_of_distinct, config, .. } =
         report;
-    let line = |name: &str, ms: &Spread, rest: String| {
-        let Spread { median, min, max } = ms;
+    let line = |name: &str, ms: &MedianRange, rest: String| {
+        let MedianRange { median, min, max } = ms;
         plain::out(&format!("{name:<24}{median:>9.2} ms per batch ({min:.2} to {max:.2}){rest}"));
     };
     plain::out(&format!(
@@ -145,8 +145,8 @@ fn print(report: &Report) {
         counted(report.turns, ["turn", "turns"])
     ));
     line("one pass", fused_ms, String::new());
-    let relative = |share: &Spread| {
-        let Spread { median, min, max } = share;
+    let relative = |share: &MedianRange| {
+        let MedianRange { median, min, max } = share;
         format!("; one pass takes {median:.3} of this time ({min:.3} to {max:.3})")
     };
     line(&format!("{} separate passes", config.configurations), separate_ms, relative(share));

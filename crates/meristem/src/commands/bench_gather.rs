@@ -98,8 +98,9 @@ pub(crate) fn run(arguments: &BenchGatherArguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Gathers for about one block. Returns two times per batch in microseconds: until the batch is
-/// ready, and on the calling thread. Both include drawing the order of each epoch.
+/// Gathers batches for about the duration of a [`BLOCK`]. Returns two times per batch in
+/// microseconds: until the batch is ready, and on the calling thread. Both include drawing the
+/// order of each epoch.
 fn measure(
     gather: &mut GatherBatches,
     device: &Device,

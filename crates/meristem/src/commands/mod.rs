@@ -126,7 +126,7 @@ fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print_scores(value, ScoreKind::Accuracy)
 }
 
-/// Prints a value with scores of a kind as one line of JSON.
+/// Prints a value, whose scores are of `kind`, as one line of JSON.
 fn print_scores(value: &impl Serialize, kind: ScoreKind) -> Result<(), Failure> {
     let line = serde_json::to_string(value).map_err(|error| {
         Failure::failed(format!("cannot write the result as JSON: {error}"), "run without --json")

@@ -19,7 +19,7 @@ const PLOT: &str = "curves.svg";
 
 /// Prints rounds and evaluations on stderr, because results are on stdout.
 struct PrintedTraining {
-    /// Knows about requests to stop.
+    /// Answers whether a stop was requested; prints nothing.
     progress: Progress,
     quiet: bool,
     rounds: usize,

@@ -95,8 +95,9 @@ fn state(run: RunState, member: &MemberHistory) -> String {
     }
 }
 
-/// Table of the members that differ only by their seed as one row each, best first: the last
-/// control scores of the envs of all seeds. Empty if no two members do.
+/// Table with a row for each group of members that differ only by their seed, best first: the last
+/// control scores of the envs of all their seeds. Empty if no two members differ only by their
+/// seed.
 fn over_seeds(run: &Run) -> Html {
     let (history, kind) = (&run.history, run.history.score_kind());
     let mut groups: Vec<(String, BTreeSet<usize>, Vec<f64>)> = vec![];

@@ -1,4 +1,4 @@
-"""A loss of one's own: the program's function, and the check of what it returns."""
+"""Custom losses: the program's function, and the check of the arrays that it returns."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class OnDevice:
 
 #: A function of the outputs of a network, float32 [samples, outputs], and of the targets: the class of
 #: each sample, int32 [samples], or labels or standardised numbers, float32 [samples, outputs]. It returns
-#: the loss of each sample, [samples], and the gradient of each sample's loss by its outputs, [samples,
-#: outputs], as arrays of numpy, PyTorch or JAX. Or a function of arrays on the device.
+#: the loss of each sample, [samples], and the gradient of each sample's loss with respect to its outputs,
+#: [samples, outputs], as arrays of numpy, PyTorch or JAX. Or a function of arrays on the device.
 Loss = Callable[["npt.NDArray[np.float32]", "npt.NDArray[Any]"], "tuple[Any, Any]"] | OnDevice
 
-PAIR = "a pair: the loss of each sample, and the gradient of each sample's loss by its outputs"
+PAIR = "a pair: the loss of each sample, and its gradient with respect to the outputs of the sample"
 
 
 def loss_setting(loss: "str | Loss | None", settings: dict[str, Any]) -> Any:

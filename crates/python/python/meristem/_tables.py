@@ -149,7 +149,7 @@ def _of_objects(name: str, array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, An
         got = f"{type(label).__name__} {label!r} at {place}{beside}"
         raise wrong(name, got, "all integers, or all text", "fill or convert it, or leave the sample out")
     if kinds and kinds[0] == "text":
-        # The value of an enumeration member that is a text; the `str` of such a member may be its name.
+        # `str(label)` of a member of an enumeration of strings may be its name; this is its value.
         return np.array([str.__str__(label) for label in array])
     return array
 

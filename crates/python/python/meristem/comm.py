@@ -187,7 +187,8 @@ class Comm:
         momentum: float | None = None,
         mean: bool = False,
     ) -> TopK:
-        """Creates a sum of the largest elements, for tensors of one length and type.
+        """Creates a sparse all-reduce, in which each rank sends its largest elements, for tensors of one
+        length and type.
 
         Args:
             density: Share of its elements that each rank sends.
@@ -214,7 +215,7 @@ class Comm:
         return TopK(self._member.top_k(options))
 
     def int8(self, *, momentum: float | None = None, mean: bool = False) -> Int8:
-        """Creates a sum with eight bits for each element, for float32 tensors of one length.
+        """Creates an all-reduce with eight bits for each element, for float32 tensors of one length.
 
         256 consecutive elements share a scale, and rounding errors are added to the next tensor. A
         rank sends about a quarter of the bytes of :meth:`all_reduce`. The format is that of
@@ -240,8 +241,9 @@ class Comm:
     ) -> OuterStep:
         """Creates the outer step of weights that each rank trains on its own (DiLoCo).
 
-        It averages how far the weights of the ranks have moved, and makes a step with Nesterov's
-        momentum (Douillard et al. 2023, algorithm 1). With ``lr=1, momentum=0`` it averages the weights.
+        It averages over the ranks the change of the weights since the last outer step, and makes a step
+        with Nesterov's momentum (Douillard et al. 2023, algorithm 1). With ``lr=1, momentum=0`` it
+        averages the weights.
 
         Args:
             lr: Learning rate, above 0.
@@ -285,7 +287,7 @@ class Comm:
 
 
 class TopK:
-    """A sum of the largest elements of tensors of one length and type, from :meth:`Comm.top_k`."""
+    """A sparse all-reduce for tensors of one length and type, from :meth:`Comm.top_k`."""
 
     def __init__(self, sum: _meristem.TopK) -> None:
         self._sum = sum
@@ -320,7 +322,8 @@ class TopK:
 
 
 class Int8:
-    """A sum of float32 tensors of one length, with eight bits for each element, from :meth:`Comm.int8`."""
+    """An all-reduce with eight bits for each element, for float32 tensors of one length, from
+    :meth:`Comm.int8`."""
 
     def __init__(self, sum: _meristem.Int8) -> None:
         self._sum = sum

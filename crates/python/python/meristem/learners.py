@@ -31,7 +31,7 @@ class Learners:
 
         learners = meristem.Learners(input=4, outputs=2, envs=16, host="mlp:32", blueprints="vectors")
         outputs = learners.forward(inputs)          # [envs, batch, 4] to [envs, batch, 2]
-        learners.backward(gradients)                # of the loss by the outputs
+        learners.backward(gradients)                # of the loss, with respect to the outputs
         learners.update()
 
     Any number of training steps are a step of growth, which :meth:`step` ends. One thread at a time
@@ -111,7 +111,7 @@ class Learners:
         Gradients of several passes add up until :meth:`update`.
 
         Args:
-            gradients: Gradients of the loss by the outputs, in the form of the outputs.
+            gradients: Gradients of the loss with respect to the outputs, in the form of the outputs.
             env: The env; all of them without it.
 
         Raises:
@@ -199,7 +199,7 @@ class Learners:
 
     @property
     def envs(self) -> list[Env]:
-        """The current envs, as a controller sees them. They have no losses."""
+        """The current envs, as a controller sees them, without losses."""
         return [env_of(env) for env in self._loop.envs()]
 
     @property

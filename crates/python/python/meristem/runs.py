@@ -195,9 +195,9 @@ def train(
     override it. ``controller`` is the name of a built-in controller, or a function from an
     :class:`~meristem.control.Env` to an action, which is called for every env in every step.
     ``loss`` is the name of a built-in loss, or a function of (outputs, targets) that returns the loss of
-    each sample and its gradient by the outputs, see ``docs/tasks.md``. ``search`` chooses settings of
-    members and ends them, see :class:`Searcher`. ``on_event`` receives the events of the run as
-    dictionaries, once a step.
+    each sample and its gradient with respect to the outputs, see ``docs/tasks.md``. ``search`` chooses
+    settings of members and ends them, see :class:`Searcher`. ``on_event`` receives the events of the run
+    as dictionaries, once a step.
 
     Ctrl-C ends the run at the next step boundary, with weights, summary and checkpoint, and then
     raises ``KeyboardInterrupt``. An exception in ``on_event`` ends the run in the same way and is

@@ -16,7 +16,7 @@ pub(crate) struct Identity {
     /// Resolved configuration, without the settings that no result depends on.
     pub(crate) config: String,
     pub(crate) dataset: DatasetSummary,
-    /// Instruction set of the kernels, because sets round differently.
+    /// Instruction set of the kernels, because instruction sets round differently.
     pub(crate) instruction_set: String,
     /// Files that envs and controllers are made from; empty in older checkpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

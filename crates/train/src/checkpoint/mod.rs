@@ -73,9 +73,9 @@ impl Checkpoint {
         computed[computed.len() - 1].clone()
     }
 
-    /// Numbers of the envs in this checkpoint, for a run of `all` envs. A checkpoint of an older
+    /// Indices of the envs in this checkpoint, for a run of `all` envs. A checkpoint of an older
     /// version has all envs, any other has only the envs in training.
-    pub(crate) fn env_numbers(&self, all: usize) -> Vec<usize> {
+    pub(crate) fn env_indices(&self, all: usize) -> Vec<usize> {
         let sweep = &self.progress.sweep;
         let has_all = self.envs.len() == all;
         (0..all).filter(|env| has_all || sweep.trains(*env)).collect()

@@ -35,8 +35,9 @@ pub(super) const RANKS_MAX: u64 = 64;
 /// Maximum gradient norm of a host.
 pub(super) const CLIP_NORM: f32 = 1.0;
 
-/// Default of a number of the optimisers, such as `0.01 with sgd; 0.0001 with lion`.
-pub(super) fn numbers_text(flag: &str) -> String {
+/// Default of the hyperparameter `flag` with each optimiser, such as `0.01 with sgd; 0.0001 with
+/// lion`.
+pub(super) fn optimizer_default(flag: &str) -> String {
     let of = |kind: OptimizerKind| {
         kind.defaults().flags().into_iter().find(|(known, _)| *known == flag)?.1
     };

@@ -1,22 +1,22 @@
-//! Settings that have no effect beside others.
+//! Settings that have no effect because of other settings.
 
 use super::declare::Setting;
 use super::table::{TrainConfig, setting};
 use super::types::ControllerKind;
 
-/// A setting of members on which no result of theirs depends.
+/// A setting that some members set in vain, because another setting makes it ineffective.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct IdleSetting {
-    /// Its key.
+    /// Key of the setting.
     pub(crate) key: String,
-    /// Numbers of the members that have it without effect.
+    /// Numbers of the members in which it has no effect.
     pub(crate) members: Vec<usize>,
     /// The reason, after `because`.
     pub(crate) reason: String,
 }
 
 impl TrainConfig {
-    /// The settings of members that have no effect, because other settings make them idle.
+    /// The settings of members that have no effect.
     pub(crate) fn idle_settings(&self) -> Vec<IdleSetting> {
         let mut idle: Vec<IdleSetting> = vec![];
         let members = self.members.iter().flat_map(|members| members.all());
@@ -35,18 +35,19 @@ impl TrainConfig {
         idle
     }
 
-    /// The reason why a setting of an env has no effect beside the others, if it has none.
+    /// The reason why the setting `key` has no effect in this configuration, with the key; `None`
+    /// if it has an effect.
     fn idle<'a>(&self, key: &'a str) -> Option<(&'a str, String)> {
         let controller = &self.controller;
         let is_heuristic = *controller == ControllerKind::Heuristic;
-        // Scripts and programs may widen, the heuristic does if it is told so.
+        // Scripts and programs may widen layers at any time, the heuristic only with `widen_by`.
         let widens = match controller {
             ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
             ControllerKind::Fixed(_) | ControllerKind::External => true,
             _ => self.policy_widens(),
         };
         let Setting { of_growth, of_heuristic, of_width, .. } = *setting(key);
-        // What a policy may choose and see.
+        // A policy chooses and observes layers by these settings.
         let of_policy = key.starts_with("widen_") && self.policy_widens();
         let reason = if of_growth && *controller == ControllerKind::None {
             "nothing grows with controller none".into()

@@ -10,7 +10,7 @@ use super::validate::check_member;
 use super::value::SettingValue;
 use crate::error::{Error, Result};
 use crate::hosts::{is_file, read_host};
-use crate::input_file::{absolute, lossy};
+use crate::input_file::{absolute, not_utf8};
 
 /// The settings of a member as a layer that overrides those of the run.
 ///
@@ -87,7 +87,7 @@ pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
 /// The absolute form of a path, as text.
 fn absolute_text(key: &'static str, path: &Path) -> Result<String> {
     let path = absolute(key, path)?;
-    path.to_str().map(Into::into).ok_or_else(|| lossy(key, &path))
+    path.to_str().map(Into::into).ok_or_else(|| not_utf8(key, &path))
 }
 
 impl TrainConfig {
@@ -202,8 +202,8 @@ impl TrainConfig {
         self.below_members().with(member)
     }
 
-    /// The settings of the run, over which those of a member are laid. The control split is the
-    /// run's, whether the member has a controller or not.
+    /// The settings of the run that the settings of a member override. The share of the control
+    /// split is the run's, even if the controller of a member has another default.
     fn below_members(&self) -> Self {
         let mut config = self.clone();
         (config.members, config.space, config.member_changes) = (None, None, None);
@@ -212,7 +212,7 @@ impl TrainConfig {
         config
     }
 
-    /// The settings with those of `member` over them.
+    /// These settings, overridden by those of `member`.
     fn with(mut self, member: &Member) -> Self {
         // `validate` has checked the settings of all members.
         layer(member).into_iter().for_each(|layer| self.apply(layer));

@@ -137,7 +137,7 @@ impl TrainConfig {
     }
 
     /// Factor of the learning rates in a step of an episode.
-    pub(crate) fn rate(&self, step: usize) -> f64 {
+    pub(crate) fn lr_factor(&self, step: usize) -> f64 {
         self.lr_schedule.factor(step, self.steps, self.lr_warmup)
     }
 

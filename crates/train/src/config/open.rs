@@ -1,4 +1,5 @@
-//! Values of settings that are not given: they follow from other settings.
+//! Values of open settings: settings that are not given, and whose values follow from other
+//! settings.
 
 use meristem_control::RewardMode;
 
@@ -48,14 +49,15 @@ impl TrainConfig {
         self.policy_form.unwrap_or_default()
     }
 
-    /// Whether a policy decides that can make layers wider, and may do so.
+    /// Whether the controller is a policy of the form `set-widen`, and `widen_by` allows it to make
+    /// layers wider.
     pub(crate) fn policy_widens(&self) -> bool {
         let widens = self.policy_form() == ObservationForm::SetWiden;
         self.controller.is_policy() && widens && self.heuristic.widen_by > 0.0
     }
 
-    /// The policy that the run starts from: [`PolicyStart::New`] for a controller without a policy;
-    /// `None` if a learning controller has no such setting.
+    /// The policy that the run starts from; [`PolicyStart::New`] for a controller without a policy.
+    /// `None` if the controller learns and the setting `policy` is not given.
     pub(crate) fn policy_start(&self) -> Option<PolicyStart> {
         match &self.controller {
             ControllerKind::Policy(file) | ControllerKind::Greedy(file) => {

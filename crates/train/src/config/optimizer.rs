@@ -4,40 +4,42 @@ use meristem_grow::{Host, Optimisers};
 use meristem_nn::graph::{AdamConfig, Graph, LionConfig, MuonConfig, Optimiser, SgdConfig};
 
 use super::table::TrainConfig;
-use super::types::{OptimizerKind, OptimizerNumbers, ParamGroup, Scaled, number_text};
+use super::types::{Hyperparameters, OptimizerKind, ParamGroup, Scaled, number_text};
 use crate::error::{Error, Result};
 
 impl TrainConfig {
-    /// The numbers of the optimiser that are set.
-    fn given_numbers(&self) -> OptimizerNumbers {
+    /// The hyperparameters of the optimiser that are set.
+    fn given_hyperparameters(&self) -> Hyperparameters {
         let &Self { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr, .. } = self;
-        OptimizerNumbers { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr }
+        Hyperparameters { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr }
     }
 
-    /// The numbers of the optimiser: as set, else its defaults.
-    pub(super) fn optimizer_numbers(&self) -> OptimizerNumbers {
-        self.given_numbers().or(self.optimizer.defaults())
+    /// The hyperparameters of the optimiser: as set, else its defaults.
+    pub(super) fn hyperparameters(&self) -> Hyperparameters {
+        self.given_hyperparameters().or(self.optimizer.defaults())
     }
 
-    /// The settings with the numbers of the optimiser filled in. They stay open if members have
-    /// other optimisers, because the defaults depend on the optimiser.
-    pub(super) fn with_optimizer_numbers(&self) -> Self {
+    /// The settings with the hyperparameters of the optimiser filled in. They stay unset if members
+    /// have other optimisers, because the defaults depend on the optimiser.
+    pub(super) fn with_hyperparameters(&self) -> Self {
         let mut members = self.members.iter().flat_map(|members| members.all());
         if members.any(|member| member.get("optimizer").is_some()) {
             return self.clone();
         }
-        let OptimizerNumbers { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr } =
-            self.optimizer_numbers();
+        let Hyperparameters { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr } =
+            self.hyperparameters();
         Self { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr, ..self.clone() }
     }
 
-    /// Checks that the optimiser has the numbers that are set.
+    /// Checks that the optimiser has the hyperparameters that are set.
     ///
     /// # Errors
-    /// [`Error::Value`] names the number and those that the optimiser has.
+    /// [`Error::Value`] names the hyperparameter, and those that the optimiser has.
     pub(super) fn check_optimizer(&self) -> Result<()> {
         let known = self.optimizer.defaults().flags();
-        for ((flag, given), (_, default)) in self.given_numbers().flags().into_iter().zip(known) {
+        for ((flag, given), (_, default)) in
+            self.given_hyperparameters().flags().into_iter().zip(known)
+        {
             if let (Some(number), None) = (given, default) {
                 let flags: Vec<_> = known
                     .iter()
@@ -55,36 +57,39 @@ impl TrainConfig {
         Ok(())
     }
 
-    /// Optimisers of the host, and of its modules, with learning rates scaled by `rate`.
+    /// Optimisers of the host, and of its modules, with learning rates multiplied by `lr_factor`.
     ///
     /// A module's optimiser is that of the host without weight decay. With SGD, its learning rate
     /// and momentum are always those of [`Optimisers::default`].
-    pub(crate) fn optimisers(&self, rate: f64) -> Optimisers {
-        let numbers = self.optimizer_numbers();
+    pub(crate) fn optimisers(&self, lr_factor: f64) -> Optimisers {
+        let values = self.hyperparameters();
         let of_module = match self.optimizer {
             OptimizerKind::Sgd | OptimizerKind::Nesterov => self.optimizer.defaults(),
-            _ => numbers,
+            _ => values,
         };
-        let module = OptimizerNumbers { weight_decay: Some(0.0), ..of_module };
-        Optimisers { host: self.optimiser(numbers, rate), module: self.optimiser(module, rate) }
+        let module = Hyperparameters { weight_decay: Some(0.0), ..of_module };
+        Optimisers {
+            host: self.optimiser(values, lr_factor),
+            module: self.optimiser(module, lr_factor),
+        }
     }
 
-    /// Gives the parameters named by `param_groups` the numbers of their group. Learning rates are
-    /// scaled by `rate`.
+    /// Gives the parameters named by `param_groups` the hyperparameters of their group. Learning
+    /// rates are multiplied by `lr_factor`.
     ///
     /// # Errors
     /// Never: the optimisers are of one kind.
-    pub(crate) fn vary_optimisers(&self, graph: &mut Graph, rate: f64) -> Result<()> {
+    pub(crate) fn vary_optimisers(&self, graph: &mut Graph, lr_factor: f64) -> Result<()> {
         let Some(groups) = &self.param_groups else { return Ok(()) };
         Ok(graph.vary_optimisers(|param, optimiser| {
             let (rule, group) = groups.find(&param.name)?;
-            Some((rule, varied(*optimiser, group, rate)))
+            Some((rule, varied(*optimiser, group, lr_factor)))
         })?)
     }
 
-    /// Gives modules the learning rates of their age. `first` is the host at the beginning of the
-    /// episode, whose modules have the usual rate.
-    pub(crate) fn age_modules(&self, graph: &mut Graph, host: &Host, first: &Host) {
+    /// Scales the learning rates of modules by the factor for their age. `first` is the host at the
+    /// beginning of the episode; its modules keep their learning rates.
+    pub(crate) fn set_rates_by_age(&self, graph: &mut Graph, host: &Host, first: &Host) {
         for (slot, first) in host.slots().iter().zip(first.slots()) {
             let Some(module) = slot.module.as_ref().filter(|_| first.module.is_none()) else {
                 continue;
@@ -102,15 +107,15 @@ impl TrainConfig {
         }
     }
 
-    /// An optimiser with these numbers.
-    fn optimiser(&self, numbers: OptimizerNumbers, rate: f64) -> Optimiser {
+    /// An optimiser with these hyperparameters.
+    fn optimiser(&self, values: Hyperparameters, lr_factor: f64) -> Optimiser {
         let clip_norm = self.clip_norm.norm();
-        // A number that an optimiser does not have is not used.
+        // A hyperparameter that an optimiser does not have is not used.
         let single = |number: Option<f32>| number.unwrap_or_default();
-        let scaled = |lr: Option<f32>| (rate * f64::from(single(lr))) as f32;
-        let (lr, momentum) = (scaled(numbers.lr), single(numbers.momentum));
-        let (weight_decay, eps) = (single(numbers.weight_decay), single(numbers.eps));
-        let betas = [numbers.beta1, numbers.beta2].map(Option::unwrap_or_default);
+        let scaled = |lr: Option<f32>| (lr_factor * f64::from(single(lr))) as f32;
+        let (lr, momentum) = (scaled(values.lr), single(values.momentum));
+        let (weight_decay, eps) = (single(values.weight_decay), single(values.eps));
+        let betas = [values.beta1, values.beta2].map(Option::unwrap_or_default);
         let sgd = SgdConfig { lr, momentum, weight_decay, clip_norm };
         let adam = AdamConfig { lr, betas, eps, weight_decay, clip_norm };
         match self.optimizer {
@@ -120,19 +125,19 @@ impl TrainConfig {
             OptimizerKind::AdamW => Optimiser::AdamW(adam),
             OptimizerKind::Lion => LionConfig { lr, betas, weight_decay, clip_norm }.into(),
             OptimizerKind::Muon => {
-                let others = AdamConfig { lr: scaled(numbers.adam_lr), ..adam };
+                let others = AdamConfig { lr: scaled(values.adam_lr), ..adam };
                 MuonConfig { lr, momentum, others }.into()
             }
         }
     }
 }
 
-/// The optimiser with the numbers of a group of parameters. A parameter under Muon has one of two
-/// learning rates, and a group sets both.
-fn varied(optimiser: Optimiser, group: &ParamGroup, rate: f64) -> Optimiser {
+/// The optimiser with the hyperparameters of a group of parameters. A parameter under Muon has one
+/// of two learning rates, and a group sets both.
+fn varied(optimiser: Optimiser, group: &ParamGroup, lr_factor: f64) -> Optimiser {
     let lr = |usual: f32| match group.lr {
         None => usual,
-        Some(Scaled::Value(lr)) => (rate * f64::from(lr)) as f32,
+        Some(Scaled::Value(lr)) => (lr_factor * f64::from(lr)) as f32,
         Some(Scaled::Factor(factor)) => factor * usual,
     };
     let decay = |usual: f32| match group.weight_decay {
@@ -214,16 +219,16 @@ mod tests {
         let config = config(layer).unwrap();
         let Optimiser::AdamW(usual) = config.optimisers(0.5).host else { panic!("no AdamW") };
         let groups = config.param_groups.unwrap();
-        let numbers = |name: &str| match groups.find(name) {
+        let values = |name: &str| match groups.find(name) {
             Some((_, group)) => match varied(Optimiser::AdamW(usual), group, 0.5) {
                 Optimiser::AdamW(of) => (of.lr, of.weight_decay),
                 other => panic!("{other:?}"),
             },
             None => panic!("{name} is in no group"),
         };
-        assert_eq!(numbers("head.bias"), (5e-4, 0.0));
-        assert_eq!(numbers("head.weight"), (0.1 * 5e-4, 0.02));
-        assert_eq!(numbers("conv.weight"), (0.15, 0.01));
+        assert_eq!(values("head.bias"), (5e-4, 0.0));
+        assert_eq!(values("head.weight"), (0.1 * 5e-4, 0.02));
+        assert_eq!(values("conv.weight"), (0.15, 0.01));
     }
 
     #[test]
@@ -245,7 +250,7 @@ mod tests {
             assert!(text.contains(line), "{text}");
         }
         assert!(!text.contains("\nmomentum") && !text.contains("\neps"), "{text}");
-        // The numbers of members with other optimisers have other defaults.
+        // The values of members with other optimisers have other defaults.
         let members: Members = serde_json::from_str(r#"{"optimizer": ["sgd", "lion"]}"#).unwrap();
         let layer = ConfigLayer { members: Some(Some(members)), ..ConfigLayer::default() };
         let config = config(layer).unwrap();
@@ -290,7 +295,7 @@ mod tests {
         let Optimiser::Sgd(module) = optimisers.module else { panic!("no SGD") };
         let rates = |first: &Host| {
             let mut graph = host.graph(&optimisers).unwrap();
-            young().age_modules(&mut graph, &host, first);
+            young().set_rates_by_age(&mut graph, &host, first);
             ["r0c0", "host"].map(|name| {
                 let group = graph.groups.iter().find(|group| group.name == name);
                 match group.map(|group| group.optimiser) {

@@ -7,7 +7,7 @@ use meristem_data::path_text;
 use super::table::TrainConfig;
 use super::types::PolicyStart;
 use crate::error::Result;
-use crate::input_file::{Moved, absolute, lossy};
+use crate::input_file::{Moved, absolute, not_utf8};
 
 impl TrainConfig {
     /// The settings with absolute paths.
@@ -73,7 +73,7 @@ impl TrainConfig {
     pub(crate) fn check_paths(&self) -> Result<()> {
         match self.with_absolute_paths()?.paths_mut().find(|(_, path)| path_text::is_lossy(path)) {
             None => Ok(()),
-            Some((key, path)) => Err(lossy(key, path)),
+            Some((key, path)) => Err(not_utf8(key, path)),
         }
     }
 }

@@ -24,7 +24,7 @@ use super::declare::{
 };
 use super::default_values::{
     CLIP_NORM, COMM_DEADLINE, CONTROL_SHARE, FIRST_STUDY_SEED, RANKS_MAX, SMALL_HOST,
-    STATISTICS_BATCHES, WHOLE_MAX, numbers_text, policy_width, short,
+    STATISTICS_BATCHES, WHOLE_MAX, optimizer_default, policy_width, short,
 };
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
@@ -145,8 +145,8 @@ settings! {
         /// the folds. envs must be a multiple of N, with M members of M · N, which is the default.
         folds: Option<usize> = absent("one control split for all envs"),
             unit("N"), whole(2, 4096), since(10, None), train_only();
-        /// Train each env on samples drawn with replacement from its training samples, as many as
-        /// there are, or their train-share.
+        /// Train each env on a bootstrap sample of its training samples: drawn with replacement, as
+        /// many as it has, times train-share.
         bootstrap: bool = same(false), since(10, "false"), train_only(), of_member();
         /// Share of its training samples that each env trains on, drawn for each env.
         train_share: f64 = same(1.0f64),
@@ -244,8 +244,8 @@ settings! {
         optimizer: OptimizerKind = same(OptimizerKind::Sgd), since(11, "sgd"), of_member(),
             of_learner();
         /// Learning rate of the host and of its modules. With sgd and nesterov, modules have 0.01.
-        lr: Option<f32> = absent(numbers_text("lr")), unit("RATE"), real(0.0, 1e6), of_member(),
-            of_learner();
+        lr: Option<f32> = absent(optimizer_default("lr")),
+            unit("RATE"), real(0.0, 1e6), of_member(), of_learner();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
@@ -260,26 +260,26 @@ settings! {
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
         /// Momentum of the host, with optimizer sgd, nesterov or muon.
-        momentum: Option<f32> = absent(numbers_text("momentum")),
+        momentum: Option<f32> = absent(optimizer_default("momentum")),
             unit("M"), real(0.0, 0.999_999), of_member(), of_learner();
         /// Weight decay of the host; modules have none. sgd, nesterov and adam add it to the
         /// gradient, the others multiply the parameter by 1 - lr * weight-decay.
-        weight_decay: Option<f32> = absent(numbers_text("weight-decay")),
+        weight_decay: Option<f32> = absent(optimizer_default("weight-decay")),
             unit("W"), real(0.0, 1e6), of_member(), of_learner();
         /// Decay of the average of the gradient, with optimizer adam, adamw or muon; weight of the
         /// average in the step's direction, with lion.
-        beta1: Option<f64> = absent(numbers_text("beta1")),
+        beta1: Option<f64> = absent(optimizer_default("beta1")),
             unit("B"), real(0.0, 0.999_999), since(11, None), of_member(), of_learner();
         /// Decay of the average of the gradient's square, with optimizer adam, adamw or muon; of
         /// the gradient's average, with lion.
-        beta2: Option<f64> = absent(numbers_text("beta2")),
+        beta2: Option<f64> = absent(optimizer_default("beta2")),
             unit("B"), real(0.0, 0.999_999_9), since(11, None), of_member(), of_learner();
         /// Number that is added to the root of the average square, with optimizer adam, adamw or
         /// muon.
-        eps: Option<f32> = absent(numbers_text("eps")),
+        eps: Option<f32> = absent(optimizer_default("eps")),
             unit("EPS"), real(1e-30, 1.0), since(11, None), of_member(), of_learner();
         /// Learning rate of the parameters that are not matrices, with optimizer muon.
-        adam_lr: Option<f32> = absent(numbers_text("adam-lr")),
+        adam_lr: Option<f32> = absent(optimizer_default("adam-lr")),
             unit("RATE"), real(0.0, 1e6), since(11, None), of_member(), of_learner();
         /// Learning rate and weight decay of parameters by name: '*.bias: weight_decay=0;
         /// classifier.*: lr=0.1x'. * stands for any text; 0.1x is a tenth of the value that the
@@ -402,11 +402,12 @@ settings! {
         /// Gain of control score per step that ends a plateau, in percentage points.
         plateau_gain: f64 = same(HeuristicConfig::default().plateau_gain_pp),
             unit("PP"), real(-100.0, 100.0), of_member(), of_heuristic();
-        /// Parameters per training image, modules included, up to which the heuristic grows a host.
+        /// Maximum number of parameters per training image, modules included, to which the
+        /// heuristic grows a host.
         parameters_per_image: f64 = same(1.0), unit("N"), real(0.0, 1e9), since(5, "1"),
             of_member(), of_heuristic();
-        /// Relative excess of the control loss over the training loss up to which the heuristic
-        /// grows.
+        /// Maximum relative excess of the control loss over the training loss with which the
+        /// heuristic still grows a host.
         max_gap in heuristic.max_gap: f64, unit("SHARE"), real(0.0, 1e9),
             since(5, "0.25"), of_member(), of_heuristic();
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
@@ -424,15 +425,16 @@ settings! {
         /// multiple of its initial number; at least 1 + widen-by.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
             since(13, "2"), of_member(), of_heuristic(), of_width();
-        /// Trigger of the heuristic's growth in width, after the pause. schedule: none. plateau:
-        /// the control score is on a plateau, by plateau-steps and plateau-gain. orthogonality: the
-        /// activations of the layer are as orthogonal as in the first step, by
+        /// Trigger of the heuristic's growth in width, after the pause. schedule: the end of the
+        /// pause. plateau: the control score is on a plateau, by plateau-steps and plateau-gain.
+        /// orthogonality: the activations of the layer are as orthogonal as in the first step, by
         /// widen-orthogonality; measures 16 training batches.
         widen_trigger in heuristic.widen_trigger: WidenTrigger,
             unit("RULE"), since(15, "schedule"), of_member(), of_heuristic(), of_width();
-        /// Layer that the heuristic makes wider. smallest: the one whose new features are the
-        /// smallest multiple of its initial features. orthogonality: the one whose activations are
-        /// most orthogonal, compared with the first step; measures 16 training batches.
+        /// Layer that the heuristic makes wider. smallest: the one whose number of features after
+        /// the change is the smallest multiple of its initial number. orthogonality: the one whose
+        /// activations are most orthogonal, compared with the first step; measures 16 training
+        /// batches.
         widen_place in heuristic.widen_place: WidenPlace,
             unit("RULE"), since(15, "smallest"), of_member(), of_heuristic(), of_width();
         /// Share of the orthogonality in the first step that a layer must exceed, with
@@ -494,8 +496,8 @@ settings! {
         ppo_value_weight in ppo.value_weight: f32, unit("W"), real(0.0, 1e6);
         /// Weight of the entropy bonus.
         ppo_entropy_weight in ppo.entropy_weight: f32, unit("W"), real(0.0, 1e6);
-        /// Normalised mean entropy of a head below which a penalty, the square of the distance,
-        /// raises it.
+        /// Minimum of the normalised mean entropy of a head. The loss gets a penalty for a lower
+        /// entropy, the square of the difference.
         ppo_entropy_floor in ppo.entropy_floor: f32, unit("H"), real(0.0, 1.0), since(15, "0.3");
         /// Target KL divergence of an update. An update stops early once the KL divergence is above
         /// 1.5 times the target.

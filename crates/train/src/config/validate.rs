@@ -138,7 +138,7 @@ fn check_sweep(config: &TrainConfig) -> Result<()> {
     if scheduler == Scheduler::None {
         return match config.member_changes {
             None => Ok(()),
-            Some(_) => check_alone(config, "member-changes", &"given"),
+            Some(_) => check_member_changes(config, "member-changes", &"given"),
         };
     }
     if config.member_changes.is_some() {
@@ -153,7 +153,7 @@ fn check_sweep(config: &TrainConfig) -> Result<()> {
     if config.control_share() == 0.0 {
         return needs("a control split, whose score it ranks members by; give --control-split 0.1");
     }
-    check_alone(config, "scheduler", &scheduler)?;
+    check_member_changes(config, "scheduler", &scheduler)?;
     if let Scheduler::Pbt(_) = scheduler {
         if config.space.is_none() {
             return needs("a space, within which the settings of copies change");
@@ -185,7 +185,7 @@ fn check_planned_copies(config: &TrainConfig) -> Result<()> {
 /// Checks that a run with places, or with members of a program, can begin members later.
 fn check_places(config: &TrainConfig, count: usize) -> Result<()> {
     if config.sampler == Sampler::External {
-        check_alone(config, "sampler", &config.sampler)?;
+        check_member_changes(config, "sampler", &config.sampler)?;
     }
     let Some(places) = config.places else { return Ok(()) };
     let needs = |what: &str| Err(Error::value("places", places, format!("none, or {what}")));
@@ -198,7 +198,7 @@ fn check_places(config: &TrainConfig, count: usize) -> Result<()> {
     if config.member_changes.is_some() {
         return needs("no member-changes, which count the steps of the run");
     }
-    check_alone(config, "places", &places)
+    check_member_changes(config, "places", &places)
 }
 
 /// Checks that a layer may become wider at all.
@@ -272,18 +272,23 @@ pub(crate) fn check_loss(config: &TrainConfig, is_given: bool) -> Result<()> {
 /// Checks that a program can search over the settings of the run's members.
 ///
 /// # Errors
-/// [`Error::Value`]: no members, or settings with which members do not end alone.
+/// [`Error::Value`]: no members, or settings with which a member cannot end before the
+/// others.
 pub(crate) fn check_searcher(config: &TrainConfig) -> Result<()> {
     if config.members.is_none() {
         let expected = "members to search over; give samples, or members";
         return Err(Error::value("samples", "none", expected));
     }
-    check_alone(config, "search", &"a searcher")
+    check_member_changes(config, "search", &"a searcher")
 }
 
-/// Checks the requirements of all changes of members. `key` and `value` are the setting that causes
-/// the changes, for the error.
-fn check_alone(config: &TrainConfig, key: &'static str, value: &dyn fmt::Display) -> Result<()> {
+/// Checks that members may end or change during a run. `key` and `value` are the setting that
+/// causes these changes, for the error.
+fn check_member_changes(
+    config: &TrainConfig,
+    key: &'static str,
+    value: &dyn fmt::Display,
+) -> Result<()> {
     let needs = |what: &str| Err(Error::value(key, value, format!("none, or {what}")));
     if config.rounds > 1 {
         return needs("1 round, in which members end");

@@ -53,7 +53,7 @@ pub(crate) trait SettingValue: Sized {
     fn text(&self) -> String;
 
     /// The number that must be within the setting's range, if any.
-    fn measure(&self) -> Option<LimitedNumber> {
+    fn limited_number(&self) -> Option<LimitedNumber> {
         None
     }
 }
@@ -61,7 +61,7 @@ pub(crate) trait SettingValue: Sized {
 /// Implements [`SettingValue`] through `FromStr` and `Display`, with a description of the accepted
 /// values and, if a range limits the setting, its number.
 macro_rules! value_as_text {
-    ($type:ty, $kind:expr $(, $measure:expr)?) => {
+    ($type:ty, $kind:expr $(, $number:expr)?) => {
         impl $crate::config::value::SettingValue for $type {
             fn kind() -> String {
                 $kind.into()
@@ -72,9 +72,9 @@ macro_rules! value_as_text {
             fn text(&self) -> String {
                 self.to_string()
             }
-            $(fn measure(&self) -> Option<$crate::config::value::LimitedNumber> {
-                let measure: fn(&Self) -> _ = $measure;
-                measure(self)
+            $(fn limited_number(&self) -> Option<$crate::config::value::LimitedNumber> {
+                let number: fn(&Self) -> _ = $number;
+                number(self)
             })?
         }
     };
@@ -83,7 +83,7 @@ pub(crate) use value_as_text;
 
 /// Implements [`SettingValue`] for types of numbers, all of which a range may limit.
 macro_rules! numbers {
-    ($($type:ty: $kind:literal, $measure:ident($as:ty);)+) => {$(
+    ($($type:ty: $kind:literal, $variant:ident($as:ty);)+) => {$(
         impl SettingValue for $type {
             fn kind() -> String {
                 $kind.into()
@@ -94,8 +94,8 @@ macro_rules! numbers {
             fn text(&self) -> String {
                 self.to_string()
             }
-            fn measure(&self) -> Option<LimitedNumber> {
-                Some(LimitedNumber::$measure(*self as $as))
+            fn limited_number(&self) -> Option<LimitedNumber> {
+                Some(LimitedNumber::$variant(*self as $as))
             }
         }
     )+};
@@ -205,7 +205,7 @@ impl<T: SettingValue> SettingValue for Option<T> {
     fn text(&self) -> String {
         self.as_ref().map(T::text).unwrap_or_default()
     }
-    fn measure(&self) -> Option<LimitedNumber> {
-        self.as_ref().and_then(T::measure)
+    fn limited_number(&self) -> Option<LimitedNumber> {
+        self.as_ref().and_then(T::limited_number)
     }
 }

@@ -11,7 +11,7 @@ impl TrainConfig {
     pub fn resolved_toml(&self) -> String {
         // Relative paths that cannot be made absolute were refused by `check_paths`.
         let written = self.with_absolute_paths().unwrap_or_else(|_| self.clone());
-        let mut written = written.with_optimizer_numbers();
+        let mut written = written.with_hyperparameters();
         written.run_dir = None;
         written.trace = None;
         (written.stop_after, written.end_members) = (None, None);

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct GovernorState {
     /// Detector of failures, with the history of losses.
-    pub(crate) vitals: LossMonitor,
+    #[serde(rename = "vitals")]
+    pub(crate) monitor: LossMonitor,
     /// Step after which the snapshot was taken; `None` if it was taken before the first step.
     pub(crate) snapshot_step: Option<usize>,
     /// Failures since the snapshot was taken.
@@ -22,8 +23,8 @@ pub(crate) struct GovernorState {
 impl GovernorState {
     /// The state at the beginning of an episode.
     pub(crate) fn new() -> Self {
-        let vitals = LossMonitor::default();
-        Self { vitals, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
+        let monitor = LossMonitor::default();
+        Self { monitor, snapshot_step: None, failures: 0, changed: None, rollbacks: 0 }
     }
 
     /// Step of the transition that is blamed for a failure in `step`.
@@ -33,7 +34,7 @@ impl GovernorState {
 
     /// Records that the env went back to its snapshot.
     pub(crate) fn rolled_back(&mut self) {
-        self.vitals.rolled_back();
+        self.monitor.rolled_back();
         self.changed = None;
         self.rollbacks += 1;
     }

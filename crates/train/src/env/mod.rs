@@ -38,9 +38,10 @@ use crate::setup::Setup;
 
 /// A growing host with its measurements.
 pub(crate) struct Env {
-    /// Index of the env in the run.
+    /// Index of the env in the run, which events and files call the number of the env.
     pub(crate) index: usize,
-    /// Number of the env for controllers and random numbers.
+    /// Number on which the random numbers and the controller of the env depend: `index`, unless the
+    /// setting `env_numbers` gives another (`TrainConfig::env_number`).
     pub(crate) number: usize,
     /// The host, which grows, and its network.
     pub(crate) grown: TrainedHost,
@@ -272,14 +273,14 @@ impl Env {
     }
 
     /// Loss that the governor checks; NaN if any loss or weight of the step is not finite.
-    pub(crate) fn vital_loss(&self) -> f64 {
-        let known = self.grown.known();
+    pub(crate) fn governed_loss(&self) -> f64 {
+        let known = self.grown.unless_diverged();
         known.map_or(f64::NAN, |grown| grown.control_loss().unwrap_or(grown.train_loss()))
     }
 
     /// Whether a snapshot is due after `step`.
     pub(crate) fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
-        let calm = self.governor.vitals.is_calm();
+        let calm = self.governor.monitor.is_calm();
         self.has_lasting_change() || (calm && rules.snapshot_due(step as u32, false))
     }
 
@@ -289,7 +290,7 @@ impl Env {
     pub(crate) fn snapshot_taken(&mut self, step: usize) {
         self.governor.snapshot_step = Some(step);
         let widened = self.seen.last == Some((ActionOp::Widen, true));
-        if !widened || self.governor.vitals.is_calm() {
+        if !widened || self.governor.monitor.is_calm() {
             self.governor.failures = 0;
         }
     }

@@ -13,7 +13,7 @@ use crate::config::types::GrowthLr;
 /// initialisations, and would stay there.
 const NORM_FACTORS: [f64; 2] = [0.1, 10.0];
 
-/// Further features of a layer.
+/// Features that a layer got by one widening.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NewFeatures {
     /// First step of the env that trains them.
@@ -39,14 +39,15 @@ impl NewFeatures {
         Self { step, before: larger.collect() }
     }
 
-    /// Whether an element in this row and column of a parameter is one of the features' own.
+    /// Whether these features added the element in this row and column of a parameter.
     fn has(&self, name: &str, [row, column]: [usize; 2]) -> bool {
         self.before.get(name).is_some_and(|[rows, columns]| row >= *rows || column >= *columns)
     }
 }
 
-/// Factors of the optimiser steps of all elements that `all` added to a network, in step `step` of
-/// the env. `weights` are its parameters, for [`GrowthLr::Norm`]. `None` if all factors are 1.
+/// Factors of the learning rates of all elements that `all` added to a network, in step `step` of
+/// the env. `weights` are the parameters of the network, for [`GrowthLr::Norm`]. `None` if all
+/// factors are 1.
 pub(crate) fn step_factors(
     graph: &Graph,
     all: &[NewFeatures],
@@ -58,16 +59,16 @@ pub(crate) fn step_factors(
         param.group == GroupId::HOST && all.iter().any(|of| of.before.contains_key(&param.name))
     };
     for param in graph.params.iter().filter(grown) {
-        let stages = stages(param, all);
+        let origins = origins(param, all);
         let of_stage = match weights {
             None => all.iter().map(|of| rule.of_age(step.saturating_sub(of.step))).collect(),
             Some(weights) => {
                 let values = weights.get(&param.name).and_then(|tensor| tensor.as_f32());
-                norm_factors(values.unwrap_or_default(), &stages, all.len())
+                norm_factors(values.unwrap_or_default(), &origins, all.len())
             }
         };
-        let factor = |stage: &usize| if *stage == 0 { 1.0 } else { of_stage[stage - 1] as f32 };
-        let factors: Vec<f32> = stages.iter().map(factor).collect();
+        let factor = |origin: &usize| if *origin == 0 { 1.0 } else { of_stage[origin - 1] as f32 };
+        let factors: Vec<f32> = origins.iter().map(factor).collect();
         if factors.iter().any(|factor| *factor != 1.0) {
             found.insert(param.name.clone(), factors);
         }
@@ -75,9 +76,9 @@ pub(crate) fn step_factors(
     (!found.is_empty()).then_some(found)
 }
 
-/// For each element of a parameter 0 if it was there first, else 1 plus the index of the features
-/// that brought it. Further rows and columns come after those that were there.
-fn stages(param: &ParamSpec, all: &[NewFeatures]) -> Vec<usize> {
+/// Origin of each element of a parameter: 0 for an element of the first network, or 1 + i for an
+/// element that `all[i]` added. Added rows and columns come after the earlier ones.
+fn origins(param: &ParamSpec, all: &[NewFeatures]) -> Vec<usize> {
     let [rows, columns] = size(param);
     let len: usize = param.shape.iter().product();
     let kernel = len / (rows * columns).max(1);
@@ -88,11 +89,12 @@ fn stages(param: &ParamSpec, all: &[NewFeatures]) -> Vec<usize> {
     each.flat_map(|at| std::iter::repeat_n(of(at / columns, at % columns), kernel)).collect()
 }
 
-/// `‖W_t‖ / ‖W_0‖` of each stage, within [`NORM_FACTORS`]; 1 if W_0 is 0 or a norm is not finite.
-fn norm_factors(values: &[f32], stages: &[usize], count: usize) -> Vec<f64> {
+/// `‖W_t‖ / ‖W_0‖` of the elements of each origin, within [`NORM_FACTORS`]; 1 if W_0 is 0 or a norm
+/// is not finite.
+fn norm_factors(values: &[f32], origins: &[usize], count: usize) -> Vec<f64> {
     let mut squares = vec![0f64; count + 1];
-    for (value, stage) in values.iter().zip(stages) {
-        squares[*stage] += f64::from(*value).powi(2);
+    for (value, origin) in values.iter().zip(origins) {
+        squares[*origin] += f64::from(*value).powi(2);
     }
     let [least, most] = NORM_FACTORS;
     let factor = |square: &f64| {

@@ -15,7 +15,7 @@ const TWIN_CONFIGURATIONS: usize = 2;
 /// batches.
 #[derive(Default)]
 pub(crate) struct Population {
-    /// The envs, by number.
+    /// The envs, by index.
     pub(crate) envs: Vec<Env>,
     /// The twin of each env, or no twins: the host with which the env began the
     /// episode, with the same initial weights. Neither a controller nor the governor acts on it.
@@ -49,7 +49,7 @@ impl Population {
         Ok(all.collect::<Result<Vec<_>>>()?.into_iter().collect())
     }
 
-    /// The states of all envs for a checkpoint, by number, after their networks are brought up to
+    /// The states of all envs for a checkpoint, by index, after their networks are brought up to
     /// date. Waits for the device.
     ///
     /// # Errors
@@ -59,9 +59,9 @@ impl Population {
         self.envs.iter_mut().map(|env| saved(setup, env, twins.next())).collect()
     }
 
-    /// Adds envs, which replace those with the same number.
+    /// Adds envs, which replace those with the same index.
     pub(crate) fn add(&mut self, others: Self) {
-        let replaced = others.numbers();
+        let replaced = others.indices();
         drop(self.split(|env| replaced.contains(&env)));
         let mut all: Vec<_> =
             std::mem::take(self).into_pairs().chain(others.into_pairs()).collect();
@@ -69,7 +69,7 @@ impl Population {
         *self = all.into_iter().collect();
     }
 
-    /// Splits off the envs that `is_selected` selects by number.
+    /// Splits off the envs that `is_selected` selects by index.
     pub(crate) fn split(&mut self, is_selected: impl Fn(usize) -> bool) -> Self {
         let (selected, left): (Vec<_>, Vec<_>) =
             std::mem::take(self).into_pairs().partition(|(env, _)| is_selected(env.index));
@@ -77,7 +77,7 @@ impl Population {
         selected.into_iter().collect()
     }
 
-    /// A copy of env `from` with the number in `options` and the state that `from` has now:
+    /// A copy of env `from` with the index in `options` and the state that `from` has now:
     /// topology, weights, optimiser, statistics, measurements, twin. The state is saved and
     /// restored as for a checkpoint. Waits for the device.
     ///
@@ -102,8 +102,8 @@ impl Population {
         self.envs.into_iter().map(move |env| (env, twins.next()))
     }
 
-    /// Numbers of the envs in training.
-    pub(crate) fn numbers(&self) -> Vec<usize> {
+    /// Indices of the envs in training, in ascending order.
+    pub(crate) fn indices(&self) -> Vec<usize> {
         self.envs.iter().map(|env| env.index).collect()
     }
 
@@ -169,7 +169,8 @@ impl Population {
     pub(crate) fn views(&self, step: usize, steps: usize) -> Vec<EnvView<'_>> {
         let envs = self.envs.iter().enumerate();
         envs.map(|(nth, env)| {
-            let twin_loss = self.twins.get(nth).and_then(|twin| twin.known()?.control_loss());
+            let twin_loss =
+                self.twins.get(nth).and_then(|twin| twin.unless_diverged()?.control_loss());
             let view = env.view(step, steps);
             EnvView { twin_loss: twin_loss.map(|loss| loss as f32), ..view }
         })
@@ -178,7 +179,7 @@ impl Population {
 }
 
 impl FromIterator<(Env, Option<TrainedHost>)> for Population {
-    /// Envs by number, each with its twin.
+    /// Collects envs by index, each with its twin.
     fn from_iter<I: IntoIterator<Item = (Env, Option<TrainedHost>)>>(pairs: I) -> Self {
         let mut population = Self::default();
         for (env, twin) in pairs {

@@ -10,7 +10,7 @@ use crate::record::summary::ModuleCounts;
 /// Saved env, with its twin.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SavedEnv {
-    /// Number of the env.
+    /// Index of the env in the run.
     pub(crate) index: usize,
     pub(crate) state: EnvState,
     pub(crate) tensors: EnvTensors,

@@ -19,7 +19,7 @@ use crate::setup::Setup;
 /// Env of a host, and options of its network.
 #[derive(Clone, Copy)]
 pub(crate) struct HostOptions<'a> {
-    /// Number of the env.
+    /// Index of the env in the run.
     pub(crate) index: usize,
     pub(crate) stream: &'a Stream,
     /// Seed of the host's weights.
@@ -32,7 +32,7 @@ pub(crate) struct HostOptions<'a> {
 
 /// A host with its network, and the results of the network's last step.
 pub(crate) struct TrainedHost {
-    /// Number of the env.
+    /// Index of the env in the run.
     index: usize,
     /// Step of the round at which the env began.
     begun: usize,
@@ -40,9 +40,10 @@ pub(crate) struct TrainedHost {
     pub(crate) network: Network,
     /// Topology that `network` was compiled for.
     key: TopologyKey,
-    /// Factor of the learning rates of `network`.
-    rate: f64,
-    /// Features that layers got in this episode; empty unless their learning rate depends on it.
+    /// Factor that the learning rates of `network` have now.
+    lr_factor: f64,
+    /// Features that layers got in this episode; empty unless the setting `growth_lr` gives them
+    /// another learning rate.
     pub(super) new_features: Vec<NewFeatures>,
     /// Factors of the steps of these features' parameters, for the widths of `key`.
     step_factors: Option<Arc<StepFactors>>,
@@ -51,7 +52,8 @@ pub(crate) struct TrainedHost {
     /// Results since the last reset of batches whose loss the program computes; they are in host
     /// memory, beside the metrics of the network.
     pub(crate) own_results: OwnResults,
-    /// Metrics of training in the last step, and of every configuration evaluated in it.
+    /// Metrics of the last step: of training, and in `eval` of every configuration that was
+    /// evaluated.
     pub(crate) train: Metrics,
     /// Evaluation on the control split in the last step; `None` without a control split.
     pub(crate) control: Option<EvalMetrics>,
@@ -84,8 +86,8 @@ impl TrainedHost {
             loss: member.loss.clone(),
             ..NetworkOptions::new(seed, number as u64, setup.isa, member.config.batch)
         };
-        let (key, parameters, rate) = (host.topology_key(), host.parameters()?, 1.0);
-        let graph = setup.graph(index, &host, rate)?;
+        let (key, parameters, lr_factor) = (host.topology_key(), host.parameters()?, 1.0);
+        let graph = setup.graph(index, &host, lr_factor)?;
         let network = Network::with_plans(stream, graph, options, &setup.plans)?;
         let (train, control) = (Metrics::default(), None);
         Ok(Self {
@@ -94,7 +96,7 @@ impl TrainedHost {
             host,
             network,
             key,
-            rate,
+            lr_factor,
             new_features: vec![],
             step_factors: None,
             parameters,
@@ -153,7 +155,7 @@ impl TrainedHost {
 
     /// The graph of the host with its learning rates.
     fn graph(&self, setup: &Setup) -> Result<Arc<Graph>> {
-        let graph = setup.graph(self.index, &self.host, self.rate)?;
+        let graph = setup.graph(self.index, &self.host, self.lr_factor)?;
         let Some(factors) = &self.step_factors else { return Ok(graph) };
         let graph = Arc::unwrap_or_clone(graph).with_step_factors(Some(Arc::clone(factors)))?;
         Ok(Arc::new(graph))
@@ -166,7 +168,7 @@ impl TrainedHost {
     /// None for a host that was checked.
     pub(crate) fn note_wider(&mut self, setup: &Setup, step: usize) -> Result<()> {
         if setup.member(self.index).config.growth_lr != GrowthLr::Uniform {
-            let wide = setup.graph(self.index, &self.host, self.rate)?;
+            let wide = setup.graph(self.index, &self.host, self.lr_factor)?;
             let first = self.own_step(step) + 1;
             self.new_features.push(NewFeatures::new(self.network.graph(), &wide, first));
         }
@@ -199,11 +201,11 @@ impl TrainedHost {
         let init = self.host.rules().width_init;
         let wider = self.host.wider_than(&self.key.host).filter(|_| init.measures());
         let Some((layer, by)) = wider else { return Ok(None) };
-        let wide = setup.graph(self.index, &self.host, self.rate)?;
+        let wide = setup.graph(self.index, &self.host, self.lr_factor)?;
         let measured = WidthProbe::features(&self.network, &wide, init)?;
         let host = self.host.with_features(layer, measured - by);
         let host = host.map_err(meristem_grow::Error::from)?;
-        let graph = setup.graph(self.index, &host, self.rate)?;
+        let graph = setup.graph(self.index, &host, self.lr_factor)?;
         Ok(Some(WidthProbe::new(&self.network, &wide, graph, init)?))
     }
 
@@ -224,12 +226,12 @@ impl TrainedHost {
     /// Out of memory, a failed stream.
     pub(crate) fn open_step(&mut self, setup: &Setup, step: usize) -> Result<()> {
         let config = &setup.member(self.index).config;
-        let rate = config.rate(self.own_step(step));
+        let lr_factor = config.lr_factor(self.own_step(step));
         let ages = matches!(config.growth_lr, GrowthLr::Age { .. });
-        if rate == self.rate && !ages {
+        if lr_factor == self.lr_factor && !ages {
             return Ok(());
         }
-        self.rate = rate;
+        self.lr_factor = lr_factor;
         self.apply_rate(setup)
     }
 
@@ -282,8 +284,9 @@ impl TrainedHost {
         self.control = metrics.eval.first().copied().filter(|_| has_control);
     }
 
-    /// This host unless it diverged: a twin that diverged has no results from then on.
-    pub(crate) fn known(&self) -> Option<&Self> {
+    /// This host; `None` if it has diverged, because a twin that diverged has no results from then
+    /// on.
+    pub(crate) fn unless_diverged(&self) -> Option<&Self> {
         (!self.diverged).then_some(self)
     }
 

@@ -34,24 +34,24 @@ struct Bin {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     samples: u64,
-    /// Classes that were predicted correctly.
+    /// Samples whose class was predicted correctly.
     correct: u64,
     sums: ScoreSums,
-    /// Sum of the losses, and number of their terms.
+    /// Sum of the losses, and number of predictions in it.
     loss: (f64, u64),
     bins: [Bin; BINS],
     /// Predictions in `bins`.
     binned: u64,
 }
 
-/// The prediction of a class or a label, with its target.
+/// The prediction of a class or a label, compared with its target.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Judged {
-    /// Probability of what is predicted, 0..1.
+pub(super) struct ClassPrediction {
+    /// Probability of the predicted class, or of the predicted value of the label, 0..1.
     pub(super) confidence: f64,
-    /// Whether it is the target.
+    /// Whether the prediction is the target.
     pub(super) correct: bool,
-    /// Natural logarithm of the target's probability.
+    /// Natural logarithm of the predicted probability of the target.
     pub(super) ln_target: f64,
 }
 
@@ -62,17 +62,17 @@ impl Tally {
     }
 
     /// Adds the class of a sample.
-    pub(super) fn add_class(&mut self, class: Judged) {
+    pub(super) fn add_class(&mut self, class: ClassPrediction) {
         self.correct += u64::from(class.correct);
-        self.add_judged(class);
+        self.add_prediction(class);
     }
 
-    /// Adds a label of a sample, which is in the target or not.
-    pub(super) fn add_label(&mut self, label: Judged, present: bool) {
+    /// Adds a label of a sample; `present` is whether the target has the label.
+    pub(super) fn add_label(&mut self, label: ClassPrediction, present: bool) {
         self.sums.true_positives += u64::from(label.correct && present);
         self.sums.false_negatives += u64::from(!label.correct && present);
         self.sums.false_positives += u64::from(!label.correct && !present);
-        self.add_judged(label);
+        self.add_prediction(label);
     }
 
     /// Adds a standardised number of a sample.
@@ -82,7 +82,10 @@ impl Tally {
         self.loss = (self.loss.0 + square, self.loss.1 + 1);
     }
 
-    fn add_judged(&mut self, Judged { confidence, correct, ln_target }: Judged) {
+    fn add_prediction(
+        &mut self,
+        ClassPrediction { confidence, correct, ln_target }: ClassPrediction,
+    ) {
         self.loss = (self.loss.0 - ln_target, self.loss.1 + 1);
         // Bin m has the confidences above (m − 1)/15, up to m/15; a NaN is in the first.
         let bin = (confidence * BINS as f64).ceil() as usize;
@@ -121,8 +124,8 @@ impl Quality {
 mod tests {
     use super::*;
 
-    fn judged(confidence: f64, correct: bool, of_target: f64) -> Judged {
-        Judged { confidence, correct, ln_target: of_target.ln() }
+    fn judged(confidence: f64, correct: bool, of_target: f64) -> ClassPrediction {
+        ClassPrediction { confidence, correct, ln_target: of_target.ln() }
     }
 
     /// By hand. Bin 9 is (8/15, 9/15], bin 15 is (14/15, 1], bin 12 is (11/15, 12/15].

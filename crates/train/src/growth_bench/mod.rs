@@ -38,7 +38,7 @@ use crate::hosts::read_host;
 use crate::processes::World;
 use crate::record::run_folder::{write_json, write_whole};
 use crate::record::summary::Status;
-use crate::setup::{Hosts, Names, OtherInputs};
+use crate::setup::{Hosts, OtherInputs, ResolvedNames};
 use crate::study::cell::{Cells, check_folder};
 use crate::study::{Planned, StudyObserver};
 use crate::task::task_of;
@@ -46,7 +46,7 @@ use crate::task::task_of;
 /// File of the results in the folder of the bench.
 const TABLE: &str = "growth.json";
 
-/// The same results for people.
+/// File of the same results as a page in Markdown.
 const PAGE: &str = "growth.md";
 
 /// Runs the bench, or continues it in its folder: complete runs stay as they are. Blocks until it
@@ -72,7 +72,7 @@ pub fn growth_bench(
     check_suite(&plan)?;
     for task in plan.tasks.iter().filter(|task| task.task.has_files) {
         // Found now, and not after hours of other tasks.
-        let names = Names::resolve(&task.settings, OtherInputs::default(), Hosts::Fresh)?;
+        let names = ResolvedNames::resolve(&task.settings, OtherInputs::default(), Hosts::Fresh)?;
         cache::files(&names.spec)?.check_has(Split::Test)?;
     }
     let mut table = plan.empty_table();
@@ -83,7 +83,7 @@ pub fn growth_bench(
     }
     let mut progress = Progress { number: 0, of: plan.runs(), has_trained: false, observer };
     for task in &plan.tasks {
-        let names = Names::resolve(&task.settings, OtherInputs::default(), Hosts::Fresh)?;
+        let names = ResolvedNames::resolve(&task.settings, OtherInputs::default(), Hosts::Fresh)?;
         let source = names.spec.source;
         let mut report = TaskReport::new(task);
         let ran = TaskBench::open(&plan, task, &names, &mut report).and_then(|mut bench| {
@@ -161,7 +161,7 @@ impl<'a> TaskBench<'a> {
     fn open(
         plan: &'a Plan<'a>,
         task: &'a TaskPlan,
-        names: &Names,
+        names: &ResolvedNames,
         report: &'a mut TaskReport,
     ) -> Result<Self> {
         let cells = Cells::open(&task.settings, names)?;

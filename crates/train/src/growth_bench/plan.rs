@@ -34,10 +34,14 @@ const RATE_FACTORS: [f32; 4] = [0.3, 1.0, 3.0, 10.0];
 /// Maximum number of learning rates to choose from.
 const RATES_MAX: usize = 64;
 
-/// Steps at which modules germinate. The first is the distance between two modules of the script,
-/// in an episode of 60 steps. A random order germinates all modules before the second, in an
-/// episode of 30 steps; the remaining steps suffice for a module to become permanent.
-const SCRIPT_STEPS: [usize; 2] = [11, 17];
+/// Steps from the germination of a module of the script to the germination of the next one, in an
+/// episode of 60 steps. The number scales with the length of the episode.
+const SCRIPT_INTERVAL_STEPS: usize = 11;
+
+/// Number of first steps in which a random order germinates all modules, in an episode of 30 steps.
+/// The number scales with the length of the episode. The remaining steps suffice for a module to
+/// become permanent.
+const GERMINATION_STEPS: usize = 17;
 
 /// Request of a bench.
 #[derive(Clone, Debug, Default)]
@@ -324,7 +328,7 @@ impl TaskPlan {
             .select_slots(slots.iter().map(String::as_str))
             .map_err(|error| Error::value("slots", slots.join(","), error))?;
         let line = |(nth, slot): (usize, &meristem_grow::SlotName)| {
-            let step = nth * SCRIPT_STEPS[0] * self.settings.steps / 60;
+            let step = nth * SCRIPT_INTERVAL_STEPS * self.settings.steps / 60;
             germinate(step, None, &format!("{slot} {}", self.task.blueprint))
         };
         Ok(slots.iter().rev().enumerate().map(line).collect())
@@ -332,7 +336,7 @@ impl TaskPlan {
 
     /// Script with the modules of a run, in a random order at random steps, for each env.
     fn reordered(&self, seed: u64, grown: &SeedReport) -> String {
-        let last = (self.settings.steps * SCRIPT_STEPS[1] / 30).max(1) as u32;
+        let last = (self.settings.steps * GERMINATION_STEPS / 30).max(1) as u32;
         let mut text = String::new();
         for (env, modules) in grown.modules.iter().enumerate() {
             let mut random = Rng::new(seed, Purpose::Controller, env as u64, u64::MAX);

@@ -151,7 +151,7 @@ impl SeedReport {
 }
 
 impl MethodReport {
-    /// A method of which nothing is known yet.
+    /// A report of a method before its first run.
     pub(super) fn new(method: &str) -> Self {
         Self {
             method: method.into(),

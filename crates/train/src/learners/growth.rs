@@ -191,8 +191,10 @@ impl Learners {
         let StepPosition { round, step } = self.when();
         let mut restored = false;
         for env in &mut self.population.envs {
-            let loss = env.vital_loss();
-            let Some(failure) = env.governor.vitals.check(&rules, loss, guessing) else { continue };
+            let loss = env.governed_loss();
+            let Some(failure) = env.governor.monitor.check(&rules, loss, guessing) else {
+                continue;
+            };
             env.governor.failures += 1;
             let GovernorState { failures, .. } = env.governor;
             if failures >= rules.failures_max {

@@ -52,7 +52,7 @@ use crate::env::{HostOptions, Population, SavedEnv};
 use crate::error::{Error, Result};
 use crate::resources::OpenDevices;
 use crate::setup::weights::{self, Weights};
-use crate::setup::{Names, OtherInputs, Setup};
+use crate::setup::{OtherInputs, ResolvedNames, Setup};
 
 #[cfg(fuzzing)]
 pub(crate) use self::state_file::from_bytes as parse_state;
@@ -90,7 +90,8 @@ impl Learners {
     /// exist, out of memory.
     pub fn new(settings: ConfigLayer, shape: LearnerShape) -> Result<Self> {
         shape.check()?;
-        let (config, names) = Names::of_new(&shape::resolve(settings)?, OtherInputs::default())?;
+        let (config, names) =
+            ResolvedNames::of_new(&shape::resolve(settings)?, OtherInputs::default())?;
         let setup = Setup::new(&config, names.clone(), shape.info(config.task))?;
         let mut learners = Self::assemble(setup, names, shape, None)?;
         learners.open_step()?;
@@ -100,7 +101,7 @@ impl Learners {
     /// Opens the devices, and makes the envs or restores them.
     fn assemble(
         setup: Setup,
-        names: Names,
+        names: ResolvedNames,
         shape: LearnerShape,
         saved: Option<Vec<SavedEnv>>,
     ) -> Result<Self> {

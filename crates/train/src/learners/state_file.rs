@@ -23,7 +23,7 @@ use crate::env::{EnvState, EnvTensors, SavedEnv};
 use crate::error::{Error, Result};
 use crate::input_file::InputFile;
 use crate::record::run_folder::write_whole;
-use crate::setup::{Names, OtherInputs, Setup};
+use crate::setup::{OtherInputs, ResolvedNames, Setup};
 
 const FORMAT: &str = "meristem learners";
 const VERSION: &str = "1";
@@ -35,7 +35,7 @@ pub(crate) struct LearnersProgress {
     shape: LearnerShape,
     /// Settings, as TOML.
     config: String,
-    /// Instruction set of the kernels, because sets round differently.
+    /// Instruction set of the kernels, because instruction sets round differently.
     instruction_set: String,
     /// Version of the kernels' rounding.
     rounding: u32,
@@ -116,7 +116,7 @@ impl Learners {
         let config = with_controller(TrainConfig::resolve(layer, options)?)?;
         progress.shape.check()?;
         let others = OtherInputs::default();
-        let names = Names::of_checkpoint(&config, others, path, &progress.files, false)?;
+        let names = ResolvedNames::of_checkpoint(&config, others, path, &progress.files, false)?;
         let setup = Setup::new(&config, names.clone(), progress.shape.info(config.task))?;
         check_instruction_set(path, &progress.instruction_set, &setup.isa.to_string())?;
         let count = [progress.envs.len(), tensors.len(), progress.metrics.len()];

@@ -44,7 +44,7 @@ use crate::record::summary::Status;
 use crate::resources::OpenDevices;
 use crate::run::run_without_folder;
 use crate::settings::{ControllerKind, ObservationForm};
-use crate::setup::{Hosts, Names, OtherInputs};
+use crate::setup::{Hosts, OtherInputs, ResolvedNames};
 
 /// Controllers of an evaluation that do not learn, by name.
 const REFERENCES: [(&str, ControllerKind); 2] =
@@ -56,8 +56,8 @@ const FORMS: [(&str, Learning); 2] = [("policy", Learning::Off), ("greedy", Lear
 /// Receives the lines of the curves, and may request a stop. The events of the runs are not
 /// reported.
 pub trait TrainingObserver: Observer {
-    /// Reports a round or an evaluation that has ended, also those of an earlier process, at the
-    /// start.
+    /// Reports a round or an evaluation that has ended. If a training continues, the lines of the
+    /// earlier processes are reported first.
     fn line(&mut self, _line: &CurveLine) {}
 }
 
@@ -130,7 +130,7 @@ impl<'a> Plan<'a> {
         let evaluations = (0..request.last_tasks()).map(|number| (Use::Evaluation, number));
         for (of, number) in rounds.chain(evaluations) {
             let config = task(of, number)?;
-            let names = Names::resolve(&config, OtherInputs::default(), Hosts::Fresh)?;
+            let names = ResolvedNames::resolve(&config, OtherInputs::default(), Hosts::Fresh)?;
             domain = domain.with_more(names.domain());
             steps = steps.max(config.steps);
         }
@@ -181,7 +181,7 @@ struct Training<'a> {
 
 impl<'a> Training<'a> {
     fn open(plan: &'a Plan<'a>, folder: &'a TrainingFolder) -> Result<Self> {
-        let names = Names::resolve(&plan.first, OtherInputs::default(), Hosts::Fresh)?;
+        let names = ResolvedNames::resolve(&plan.first, OtherInputs::default(), Hosts::Fresh)?;
         let (devices, envs) = (&names.devices, 0..plan.request.envs);
         let devices = OpenDevices::open(devices, envs, &plan.first.device_options(None))?;
         let stream = devices.policy_device().stream("policy");
@@ -213,7 +213,8 @@ impl<'a> Training<'a> {
             let is_due = evaluation_tasks > 0 && (every || round == 0 || round >= rounds);
             if is_due && !self.is_evaluated(round) {
                 let Some(evaluation) = self.evaluate(observer)? else { break };
-                // Before the line, which says that it was written.
+                // The policy is written before the line of its evaluation, so that a line implies a
+                // written policy.
                 let (weights, metadata) = self.policy.export()?;
                 self.folder.write_policy(&weights, &metadata)?;
                 self.add(CurveLine::Evaluation(evaluation), observer)?;
@@ -255,7 +256,7 @@ impl<'a> Training<'a> {
         let mut config = draw(self.plan.request, Use::Round, round, ControllerKind::External)?;
         if self.plan.is_taught(round) {
             self.policy.set_teacher_rules(teacher_rules(&config));
-            // The run permits the copies of a demonstration.
+            // With this setting the hot scope permits the additional copies of a demonstration.
             config.ppo_demonstrations = 1;
         }
         let mut watching = EpisodeObserver::new(observer, self.plan.request.envs);

@@ -50,7 +50,8 @@ const DECIDED: [&str; 25] = [
 const OF_ALL_ROUNDS: [&str; 7] =
     ["data_budget", "device", "policy_", "ppo_", "precision", "threads", "winograd"];
 
-/// Use of a task, which determines its draws: no evaluation has a task of a round.
+/// Use of a task. It is a key of the draws, so that the tasks of evaluations differ from the tasks
+/// of rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Round,
@@ -63,14 +64,15 @@ pub(super) enum Use {
 pub struct PolicyTraining {
     /// Number of rounds. More rounds extend a training that is complete.
     pub rounds: usize,
-    /// Number of envs, each with settings of its own.
+    /// Number of envs of a round.
     #[serde(default = "envs")]
     pub envs: usize,
-    /// Number of envs with the drawn settings of a member. With more than one, the advantages of
-    /// their actions are compared with each other.
+    /// Number of envs of each member, which share its drawn settings. With more than one, the
+    /// advantages of the actions in these envs are compared with each other.
     #[serde(default = "one")]
     pub envs_per_member: usize,
-    /// First rounds, in which the heuristic acts and the policy learns to imitate it.
+    /// Number of rounds at the beginning in which the heuristic acts and the policy learns to
+    /// imitate it.
     #[serde(default)]
     pub teacher_rounds: usize,
     /// Seed of the initial weights, of all draws and of all runs.
@@ -80,24 +82,25 @@ pub struct PolicyTraining {
     /// last one.
     #[serde(default = "evaluate_every")]
     pub evaluate_every: usize,
-    /// Number of tasks of an evaluation, which no round has; 0 for no evaluation.
+    /// Number of tasks of an evaluation; 0 for no evaluation. No round trains on these tasks.
     #[serde(default = "evaluation_tasks")]
     pub evaluation_tasks: usize,
-    /// Number of tasks of the evaluation after the last round, the first of which are those of the
-    /// other evaluations; as many as they have if it is missing.
+    /// Number of tasks of the evaluation after the last round; `evaluation_tasks` if it is missing.
+    /// The first of these tasks are the tasks of the other evaluations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_evaluation_tasks: Option<usize>,
-    /// Number of envs of a task of an evaluation, at most that of a round, which it is if missing.
+    /// Number of envs of a task of an evaluation, at most `envs`; `envs` if it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluation_envs: Option<usize>,
     /// Settings of all runs.
     #[serde(default)]
     pub settings: toml::Table,
-    /// Space of the settings of a round, drawn for each. Keys are settings of a run, and options of
-    /// a generated dataset ([`Generated::OPTIONS`]), which has those of the options that it knows.
+    /// Space from which the settings of each round are drawn. Keys are settings of a run, and
+    /// options of generated datasets ([`Generated::OPTIONS`]). An option is left out if the dataset
+    /// of the round does not have it.
     #[serde(default)]
     pub task: Space,
-    /// Space of the settings of an env, drawn for each env of each round.
+    /// Space from which the settings of each member of each round are drawn.
     #[serde(default)]
     pub members: Space,
 }
@@ -163,7 +166,8 @@ impl PolicyTraining {
         }
     }
 
-    /// Number of members of a task, whose settings are drawn. Env i has member i modulo it.
+    /// Number of members of a task, whose settings are drawn. Env i has the settings of member i
+    /// modulo this number.
     pub(super) fn members_of(&self, of: Use) -> usize {
         match of {
             Use::Round => self.envs / self.envs_per_member,

@@ -8,14 +8,14 @@ use crate::config::{ConfigLayer, TrainConfig};
 use crate::error::{Error, Result};
 use crate::settings::{ControllerKind, Member, Sampler, Space, Switch, Telemetry};
 
-/// Numbers of the random numbers of a task.
+/// Random draws of a task, each with its own key.
 #[derive(Clone, Copy)]
 enum Draw {
-    /// Seed of its runs.
+    /// Seed of the runs.
     Run,
-    /// Seed of its data.
+    /// Seed of the dataset.
     Data,
-    /// Its settings.
+    /// Settings from the space of tasks.
     Settings,
 }
 
@@ -29,13 +29,13 @@ pub(super) fn draw(
     number: usize,
     controller: ControllerKind,
 ) -> Result<TrainConfig> {
-    // Beside the draws of members, whose keys are below the number of envs.
+    // These keys differ from the keys of the draws of members, which are below the number of envs.
     let key = |draw: Draw| u64::MAX - 1 - (of as u64) - 2 * (draw as u64);
     let number_key = number as u64;
     let seed = |draw: Draw| {
         Rng::new(request.seed, Purpose::Members, key(draw), number_key).next_u64() >> 1
     };
-    // Shown to people, so without the digits that are not needed.
+    // The seed of the dataset is part of the dataset's displayed name, so it is shortened.
     let (run_seed, data_seed) = (seed(Draw::Run), seed(Draw::Data) >> 31);
     let place = |dimension: usize| {
         let random = (seed(Draw::Settings), dimension as u64);
@@ -79,8 +79,9 @@ fn apply(drawn: &Member, layer: &mut ConfigLayer) -> Result<Vec<(String, String)
     Ok(options)
 }
 
-/// The name of a generated dataset with the seed and those of the options that it knows, unless
-/// the name has them already; any other dataset as it is.
+/// Adds the seed and the drawn options to the name of a generated dataset, as far as the dataset
+/// has these options and the name does not set them. The name of any other dataset is returned
+/// unchanged.
 fn dataset(name: Option<&str>, options: &[(String, String)], seed: u64) -> String {
     let name = name.unwrap_or("blobs");
     let (source, given) = name.split_once(':').unwrap_or((name, ""));

@@ -73,7 +73,7 @@ const WELL: u64 = 0;
 /// State of a process that failed by itself.
 const FAILED: u64 = 1;
 /// State of a process that failed because of another rank.
-const LEFT_ALONE: u64 = 2;
+const FAILED_BY_OTHER: u64 = 2;
 
 /// Meetings of one process with the others.
 pub(super) struct Meetings<W> {
@@ -154,7 +154,7 @@ impl<W: Wire> Meetings<W> {
         };
         let state = match &error {
             None => WELL,
-            Some(error) if error.is_of_another_rank() => LEFT_ALONE,
+            Some(error) if error.is_of_another_rank() => FAILED_BY_OTHER,
             Some(_) => FAILED,
         };
         let met = self.headers(MeetingHeader { state, bytes: message.len() as u64 }).and_then(
@@ -177,7 +177,7 @@ impl<W: Wire> Meetings<W> {
         };
         let rank_of = |state| headers.iter().position(|header| header.state == state);
         // The original failure is more informative than later ones.
-        let Some(rank) = rank_of(FAILED).or(rank_of(LEFT_ALONE)) else { return Ok(all) };
+        let Some(rank) = rank_of(FAILED).or(rank_of(FAILED_BY_OTHER)) else { return Ok(all) };
         self.failed = true;
         match error {
             Some(error) if state == FAILED || state == headers[rank].state => Err(error),

@@ -70,8 +70,8 @@ pub(crate) struct EventWriter {
 }
 
 impl EventWriter {
-    /// Names the scores of the events to come.
-    pub(crate) fn name_scores(&mut self, score: ScoreKind) {
+    /// Sets the kind of the scores, which determines the keys of scores in later events.
+    pub(crate) fn set_score(&mut self, score: ScoreKind) {
         self.score = score;
     }
 

@@ -353,8 +353,8 @@ fn to_json(path: &Path, value: &impl Serialize, score: ScoreKind) -> Result<Vec<
     Ok(text.into_bytes())
 }
 
-/// Writes a value with scores of a kind as indented JSON that ends with its checksum, with
-/// [`write_whole`].
+/// Writes a value, whose scores are of the kind `score`, as indented JSON that ends with its
+/// checksum, with [`write_whole`].
 pub(crate) fn write_json(path: &Path, value: &impl Serialize, score: ScoreKind) -> Result<()> {
     write_whole(path, &to_json(path, value, score)?)
 }

@@ -20,8 +20,8 @@ pub(crate) struct Totals {
     #[serde(default)]
     pub(crate) training_flops: u64,
     /// Bytes that all ranks sent to exchange gradients or weights of a host. [`Totals::add`] does
-    /// not add these bytes: if all processes have the same envs, it gets the totals of only one
-    /// process.
+    /// not add these bytes, because its argument has the totals of only one process if all
+    /// processes have the same envs.
     #[serde(default)]
     pub(crate) exchange_bytes: u64,
     /// Seconds spent in steps.

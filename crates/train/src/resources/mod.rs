@@ -23,7 +23,7 @@ pub(crate) use self::open_devices::{OpenDevices, ScopedDevice};
 pub(crate) use self::parts::split_samples;
 pub(crate) use self::replicas::{Epoch, Replicas, SharedEpoch};
 pub(crate) use self::serving::{PassBatches, Served, Serving, SplitPass, labelled, present};
-use self::serving::{batch_sizes, batches_of};
+use self::serving::{batch_shapes_of, batch_sizes};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::own_loss::ProgramLoss;
@@ -100,11 +100,10 @@ pub(crate) struct Resources {
     pub(crate) loss: Option<ProgramLoss>,
     /// Distinct sizes of each env's training batches.
     pub(crate) batch_sizes: Vec<Vec<usize>>,
-    /// Distinct batches of the training split, by the sizes of the envs' parts; 0 for an env
-    /// without samples in the batch.
-    pub(crate) train_batches: Vec<Vec<usize>>,
-    /// Distinct batches of the control split, likewise.
-    pub(crate) control_batches: Vec<Vec<usize>>,
+    /// Different shapes of the training batches ([`batch_shapes_of`]).
+    pub(crate) train_batch_shapes: Vec<Vec<usize>>,
+    /// Different shapes of the batches of the control split.
+    pub(crate) control_batch_shapes: Vec<Vec<usize>>,
     /// Minimum and maximum number of training images of an env in a step.
     pub(crate) images_per_step: [usize; 2],
     /// Parts of all envs of the run; empty if all envs have the same samples.
@@ -176,8 +175,8 @@ impl Resources {
             test,
             loss: None,
             batch_sizes: vec![],
-            train_batches: vec![],
-            control_batches: vec![],
+            train_batch_shapes: vec![],
+            control_batch_shapes: vec![],
             images_per_step,
             parts: parts::summaries(setup, &samples),
             samples,
@@ -188,7 +187,7 @@ impl Resources {
         // With replicas the training gather serves ranks, the others the one env.
         let envs = resources.devices.envs().collect::<Vec<_>>();
         resources.size_evaluation(setup, &envs)?;
-        resources.list_batches(&served.collect::<Vec<_>>());
+        resources.list_batch_shapes(&served.collect::<Vec<_>>());
         Ok(resources)
     }
 
@@ -213,7 +212,7 @@ impl Resources {
         }
         self.train.select(|env| envs.binary_search(&env).is_ok())?;
         self.serve_evaluation(setup, envs)?;
-        self.list_batches(envs);
+        self.list_batch_shapes(envs);
         Ok(())
     }
 
@@ -229,7 +228,7 @@ impl Resources {
         envs.iter().try_for_each(|env| self.draw_again(setup, *env))
     }
 
-    /// Gives an env the training samples that its settings ask for, if they are others than before.
+    /// Draws the training samples of an env again if its settings now ask for other samples.
     fn draw_again(&mut self, setup: &Setup, env: usize) -> Result<()> {
         let draw = setup.member(env).config.sample_draw();
         if self.samples.draw_again(env, &draw).map_err(parts::as_setting)? {
@@ -239,8 +238,8 @@ impl Resources {
         Ok(())
     }
 
-    /// Training samples on which limits of growth of an env depend: those of env 0 in a run that
-    /// has the env's settings.
+    /// Number of training samples from which the heuristic computes the maximum number of
+    /// parameters of an env: that of env 0 in a run with the env's settings.
     pub(crate) fn train_samples_of(&self, setup: &Setup, env: usize) -> usize {
         self.samples.train_len(&setup.member(env).config.sample_draw())
     }
@@ -253,9 +252,9 @@ impl Resources {
     pub(crate) fn serve_evaluation(&mut self, setup: &Setup, envs: &[usize]) -> Result<()> {
         self.size_evaluation(setup, envs)?;
         let first = self.devices.envs().start;
-        let places: Vec<usize> = envs.iter().map(|env| env - first).collect();
+        let positions: Vec<usize> = envs.iter().map(|env| env - first).collect();
         for served in self.control.iter_mut().chain(&mut self.test) {
-            served.select(&places);
+            served.select(&positions);
         }
         Ok(())
     }
@@ -270,11 +269,12 @@ impl Resources {
         Ok(())
     }
 
-    /// Lists the distinct batches of the envs that are served.
-    fn list_batches(&mut self, served: &[usize]) {
-        self.train_batches = batches_of(&self.train, served);
+    /// Lists the batch sizes and batch shapes of the envs that are served.
+    fn list_batch_shapes(&mut self, served: &[usize]) {
+        self.train_batch_shapes = batch_shapes_of(&self.train, served);
         self.batch_sizes = served.iter().map(|env| batch_sizes(&self.train, *env)).collect();
-        self.control_batches = self.control.as_ref().map_or_else(Vec::new, Served::batches);
+        self.control_batch_shapes =
+            self.control.as_ref().map_or_else(Vec::new, Served::batch_shapes);
     }
 }
 

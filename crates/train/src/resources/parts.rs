@@ -76,7 +76,7 @@ pub(super) fn summaries(setup: &Setup, parts: &Parts) -> Vec<PartSummary> {
     parts.envs().iter().map(summary).collect()
 }
 
-/// Whether the envs have parts of their own of the samples.
+/// Whether envs may have different samples.
 pub(super) fn has_parts(setup: &Setup) -> bool {
     let mut members = 0..setup.config.members_len();
     setup.config.folds.is_some()

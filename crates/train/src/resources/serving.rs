@@ -1,4 +1,5 @@
-//! Gathers of splits for evaluation, and their batches.
+//! Gathers of splits for evaluation, and the shapes of batches. The shape of a batch is the list of
+//! the numbers of samples that each env has in it.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,18 +31,18 @@ pub(crate) struct PassBatches {
     pub(crate) gathered: u64,
     /// Batches of streamed images that are copied to the device.
     pub(crate) uploaded: u64,
-    /// Distinct batches of all envs together, by the sizes of their parts.
-    pub(crate) distinct: u64,
+    /// Different shapes of these batches ([`batch_shapes_of`]).
+    pub(crate) shapes: u64,
 }
 
 impl PassBatches {
     /// A pass over the first `batches` batches of an epoch, or over all if there are fewer.
-    /// `distinct` is the number of distinct batches of an epoch, as in [`batches_of`]; 0 if none is
-    /// launched for all envs together.
-    pub(crate) fn new(gather: &GatherBatches, batches: usize, distinct: usize) -> PassBatches {
+    /// `shapes` is the number of different batch shapes of an epoch ([`batch_shapes_of`]); 0 if no
+    /// batch is launched for all envs together.
+    pub(crate) fn new(gather: &GatherBatches, batches: usize, shapes: usize) -> PassBatches {
         let gathered = gather.len().min(batches) as u64;
         let (gathers, uploaded) = (1, gather.uploads(batches));
-        PassBatches { gathers, gathered, uploaded, distinct: distinct as u64 }
+        PassBatches { gathers, gathered, uploaded, shapes: shapes as u64 }
     }
 }
 
@@ -141,7 +142,7 @@ impl Served {
         Ok(self.gathers.len() - 1)
     }
 
-    /// Sets the sizes of the batches of some envs, given by their places among the envs of the
+    /// Sets the sizes of the batches of some envs, given by their positions among the envs of the
     /// process. All envs are selected then.
     ///
     /// # Errors
@@ -151,12 +152,12 @@ impl Served {
         batches: impl Iterator<Item = (usize, usize)>,
     ) -> Result<()> {
         let mut is_changed = false;
-        for (place, batch) in batches {
-            let ServedEnv { key, stream, .. } = &self.envs[place];
+        for (position, batch) in batches {
+            let ServedEnv { key, stream, .. } = &self.envs[position];
             if key.batch != batch {
                 let (key, stream) = (ServedKey { batch, ..key.clone() }, stream.clone());
                 let gather = self.gather(&key, &stream)?;
-                self.envs[place] = ServedEnv { key, gather, stream };
+                self.envs[position] = ServedEnv { key, gather, stream };
                 is_changed = true;
             }
         }
@@ -178,15 +179,17 @@ impl Served {
         self.envs.iter_mut().for_each(|env| env.gather = numbers[env.gather].unwrap_or(0));
     }
 
-    /// Serves only these envs, given by their places among the envs of the process. In a pass the
-    /// selected envs are numbered from 0.
-    pub(crate) fn select(&mut self, places: &[usize]) {
-        let of_env = |place: &usize| (self.envs[*place].gather, self.envs[*place].stream.clone());
-        self.selected = places.iter().map(of_env).collect();
+    /// Serves only these envs, given by their positions among the envs of the process. In a pass
+    /// the selected envs are numbered from 0.
+    pub(crate) fn select(&mut self, positions: &[usize]) {
+        let of_env =
+            |position: &usize| (self.envs[*position].gather, self.envs[*position].stream.clone());
+        self.selected = positions.iter().map(of_env).collect();
     }
 
-    /// Distinct batches, as the sizes of the envs' parts; 0 for an env without a part.
-    pub(crate) fn batches(&self) -> Vec<Vec<usize>> {
+    /// Different shapes of the batches: the number of samples of each selected env; 0 for an env
+    /// without samples in the batch.
+    pub(crate) fn batch_shapes(&self) -> Vec<Vec<usize>> {
         let of_batch = |batch| {
             let size = |(gather, _): &(usize, Stream)| {
                 self.gathers[*gather].gather.order().part(batch, 0).len()
@@ -194,20 +197,20 @@ impl Served {
             self.selected.iter().map(size).collect()
         };
         let batches = self.gathers.iter().map(|shared| shared.gather.len()).max().unwrap_or(0);
-        distinct((0..batches).map(of_batch))
+        without_duplicates((0..batches).map(of_batch))
     }
 
-    /// Batches of a pass of all envs, on the device with the most. `distinct` is the number of
-    /// [`Served::batches`].
-    pub(crate) fn pass_batches(&self, distinct: usize) -> PassBatches {
+    /// Batches of a pass of all envs, on the device with the most. `shapes` is the number of
+    /// [`Served::batch_shapes`].
+    pub(crate) fn pass_batches(&self, shapes: usize) -> PassBatches {
         let mut devices: BTreeMap<usize, PassBatches> = BTreeMap::new();
         for shared in &self.gathers {
-            let own = PassBatches::new(&shared.gather, usize::MAX, distinct);
+            let own = PassBatches::new(&shared.gather, usize::MAX, shapes);
             let sum = devices.entry(shared.key.device).or_default();
             sum.gathers += own.gathers;
             sum.gathered += own.gathered;
             sum.uploaded += own.uploaded;
-            sum.distinct = own.distinct;
+            sum.shapes = own.shapes;
         }
         devices.into_values().max_by_key(|pass| pass.gathered).unwrap_or_default()
     }
@@ -275,27 +278,29 @@ pub(crate) fn batch_sizes(gather: &GatherBatches, env: usize) -> Vec<usize> {
     sizes
 }
 
-/// Distinct batches of these envs, as the sizes of their parts; 0 for an env without a part.
-pub(crate) fn batches_of(gather: &GatherBatches, envs: &[usize]) -> Vec<Vec<usize>> {
+/// Different shapes of the batches of an epoch: the number of samples of each of `envs`; 0 for an
+/// env without samples in the batch.
+pub(crate) fn batch_shapes_of(gather: &GatherBatches, envs: &[usize]) -> Vec<Vec<usize>> {
     let order = gather.order();
     let sizes = |batch| envs.iter().map(|env| order.part(batch, *env).len()).collect();
-    distinct((0..order.batches()).map(sizes))
+    without_duplicates((0..order.batches()).map(sizes))
 }
 
-fn distinct(batches: impl Iterator<Item = Vec<usize>>) -> Vec<Vec<usize>> {
+fn without_duplicates(batches: impl Iterator<Item = Vec<usize>>) -> Vec<Vec<usize>> {
     let mut batches: Vec<Vec<usize>> = batches.collect();
     batches.sort_unstable();
     batches.dedup();
     batches
 }
 
-/// The networks of the envs that have samples in a batch of [`batches_of`], and their sizes.
+/// The networks of the envs that have samples in a batch of this shape ([`batch_shapes_of`]), and
+/// their numbers of samples.
 pub(crate) fn present<'n>(
     networks: &'n mut NetworkFleet<'_>,
-    sizes: &[usize],
+    shape: &[usize],
 ) -> (NetworkFleet<'n>, Vec<usize>) {
-    let envs: Vec<usize> = (0..sizes.len()).filter(|env| sizes[*env] > 0).collect();
-    (networks.select(&envs), sizes.iter().copied().filter(|size| *size > 0).collect())
+    let envs: Vec<usize> = (0..shape.len()).filter(|env| shape[*env] > 0).collect();
+    (networks.select(&envs), shape.iter().copied().filter(|size| *size > 0).collect())
 }
 
 /// Inputs and labels of batches.

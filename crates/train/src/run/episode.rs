@@ -187,22 +187,22 @@ impl<'j> Episode<'_, 'j> {
         Ok(population)
     }
 
-    /// Fresh envs, selected by number.
+    /// Fresh envs of this process, selected by index.
     pub(super) fn fresh_envs(
         &mut self,
         is_selected: impl Fn(&Self, usize) -> bool,
     ) -> Result<Population> {
         let options = self.host_options(is_selected);
-        let numbers: Vec<usize> = options.iter().map(|options| options.index).collect();
+        let indices: Vec<usize> = options.iter().map(|options| options.index).collect();
         let population = Population::new(self.setup, &options)?;
-        for number in numbers {
-            let number = self.setup.config.env_number(number);
+        for index in indices {
+            let number = self.setup.config.env_number(index);
             self.controller.get().begin_episode(number);
         }
         Ok(population)
     }
 
-    /// Options of the hosts of some envs of this process, selected by number.
+    /// Options of the hosts of some envs of this process, selected by index.
     pub(super) fn host_options(
         &self,
         is_selected: impl Fn(&Self, usize) -> bool,

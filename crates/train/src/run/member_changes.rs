@@ -47,7 +47,7 @@ impl Episode<'_, '_> {
         self.take_effect(population, of_searcher, &mut changes)?;
         let complete = self.sweep.complete(&self.setup.config);
         self.take_effect(population, complete, &mut changes)?;
-        self.tell_searcher(&trained)?;
+        self.report_completions(&trained)?;
         if changes.is_empty() {
             return Ok(());
         }
@@ -55,8 +55,8 @@ impl Episode<'_, '_> {
         self.retire(population)?;
         population.add(self.begin_members(when.step + 1)?);
         self.serve(population)?;
-        // In a run that trains some members of another run this is no error: the members end as
-        // they ended there.
+        // In a run that trains some members of another run again it is no error if all diverge:
+        // they end as they did in that run.
         let is_part = self.setup.config.env_numbers.is_some();
         match diverged.into_iter().next() {
             Some((_, error)) if self.sweep.all_diverged() && !is_part => Err(error),
@@ -115,9 +115,9 @@ impl Episode<'_, '_> {
         Ok(ends)
     }
 
-    /// Reports to the searcher the members whose training ended with this step. `trained` are the
-    /// members that were trained in it.
-    fn tell_searcher(&mut self, trained: &[usize]) -> Result<()> {
+    /// Reports to the searcher each of `trained`, the members that were trained in this step, whose
+    /// training is over.
+    fn report_completions(&mut self, trained: &[usize]) -> Result<()> {
         let steps = self.setup.config.steps;
         let Some(searcher) = &mut self.searcher else { return Ok(()) };
         for &member in trained {
@@ -140,7 +140,7 @@ impl Episode<'_, '_> {
         for &member in &members {
             let settings = self.suggested(member)?;
             if let Some(settings) = &settings {
-                self.set_fresh(member, settings)?;
+                self.apply_suggestion(member, settings)?;
             }
             self.sweep.begin(member, step, settings.as_ref());
             // Members that begin with the run, with the settings in its configuration, get no
@@ -154,9 +154,9 @@ impl Episode<'_, '_> {
         self.fresh_envs(|_, env| members.binary_search(&(env % count)).is_ok())
     }
 
-    /// Gives a member that begins the settings that the searcher has chosen, and the training
-    /// samples that they ask for.
-    fn set_fresh(&mut self, member: usize, settings: &Member) -> Result<()> {
+    /// Sets the settings of a member that begins to those that the searcher has chosen, and draws
+    /// its training samples by these settings.
+    fn apply_suggestion(&mut self, member: usize, settings: &Member) -> Result<()> {
         self.setup.set_member(member, settings, Hosts::Fresh)?;
         self.checkpoints.identity.files.clone_from(&self.setup.files);
         let envs: Vec<usize> =
@@ -185,7 +185,7 @@ impl Episode<'_, '_> {
             return Ok(());
         }
         let Self { resources, setup, sweep, ended_envs, .. } = self;
-        resources.serve_evaluation(setup, &ended.numbers())?;
+        resources.serve_evaluation(setup, &ended.indices())?;
         let results = report::report(resources, setup, &mut ended)?;
         write_weights(&setup.interface, self.folder, self.world, &ended.envs)?;
         let of_member = |env| in_sweep(sweep, &setup.config, env);
@@ -203,7 +203,7 @@ impl Episode<'_, '_> {
             let samples = self.resources.train_samples_of(self.setup, env.index);
             self.controller.set_env(env.number, self.setup.member(env.index), samples);
         }
-        self.resources.select(self.setup, &population.numbers())
+        self.resources.select(self.setup, &population.indices())
     }
 
     /// Announces changes: successive ends for the same reason are one event.

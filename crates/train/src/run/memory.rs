@@ -52,7 +52,7 @@ pub(super) fn try_envs(setup: &Setup, resources: &Resources) -> Result<()> {
 pub(super) fn check_parameters(setup: &Setup, resources: &Resources) -> Result<()> {
     let config = &setup.config;
     let unlimited = config.members_len() > 1 && config.device_memory.is_none();
-    if !unlimited || !is_on_processors(resources) {
+    if !unlimited || !is_on_cpus(resources) {
         return Ok(());
     }
     let Some(available) = available_bytes() else { return Ok(()) };
@@ -66,23 +66,24 @@ pub(super) fn check_parameters(setup: &Setup, resources: &Resources) -> Result<(
     Ok(())
 }
 
-/// The error of a run that ran out of memory, with the number of members that fit. Members are
-/// tried on GPUs only: where envs and program share memory, a trial may end the process.
-pub(super) fn counted(setup: &Setup, resources: &Resources, error: Error) -> Error {
+/// Converts the error of a run that ran out of memory to one with the number of members that fit;
+/// returns any other error unchanged. Members are tried on GPUs only: where envs and program share
+/// memory, a trial may end the process.
+pub(super) fn out_of_memory(setup: &Setup, resources: &Resources, error: Error) -> Error {
     let members = setup.config.members_len();
-    if members == 1 || !error.is_out_of_memory() || is_on_processors(resources) {
+    if members == 1 || !error.is_out_of_memory() || is_on_cpus(resources) {
         return error;
     }
     match try_envs(setup, resources) {
-        Err(counted @ Error::Value { .. }) => counted,
+        Err(fitting @ Error::Value { .. }) => fitting,
         _ => error,
     }
 }
 
-/// Whether all devices of the envs are processors.
-fn is_on_processors(resources: &Resources) -> bool {
-    let is_processor = |device: &Device| matches!(device.id(), DeviceId::Cpu(_));
-    resources.devices.distinct().iter().all(is_processor)
+/// Whether all devices of the envs are CPUs.
+fn is_on_cpus(resources: &Resources) -> bool {
+    let is_cpu = |device: &Device| matches!(device.id(), DeviceId::Cpu(_));
+    resources.devices.distinct().iter().all(is_cpu)
 }
 
 /// Number of envs of each member.

@@ -43,7 +43,7 @@ use crate::processes::World;
 use crate::record::observer::{Notice, Observer};
 use crate::record::summary::Summary;
 use crate::resources::OpenDevices;
-use crate::setup::{Names, OtherInputs};
+use crate::setup::{OtherInputs, ResolvedNames};
 
 /// Trains a fleet with the settings of `config`. Blocks until it is done.
 ///
@@ -72,7 +72,7 @@ pub fn run_with(
     observer.notice(&Notice::Joined(world.rank()));
     let result = (|| {
         let others = OtherInputs { blueprints: custom.blueprints.as_ref(), moved: None };
-        let (config, names) = Names::of_new(&world.resolve(config)?, others)?;
+        let (config, names) = ResolvedNames::of_new(&world.resolve(config)?, others)?;
         let source = names.spec.source;
         let mut files = RunFiles::default();
         let prepared = files
@@ -106,7 +106,7 @@ pub(crate) fn run_on(
 ) -> Result<Summary> {
     let started = Instant::now();
     let (devices, custom) = (devices.clone(), Custom::default());
-    let (config, names) = Names::of_new(config, OtherInputs::default())?;
+    let (config, names) = ResolvedNames::of_new(config, OtherInputs::default())?;
     let (mut world, mut files) = (World::alone(), RunFiles::default());
     let prepared = files
         .create(&config, &world)
@@ -132,7 +132,7 @@ pub(crate) fn run_without_folder(
     observer: &mut dyn Observer,
 ) -> Result<Summary> {
     let (devices, started) = (devices.clone(), Instant::now());
-    let (config, names) = Names::of_new(config, OtherInputs::default())?;
+    let (config, names) = ResolvedNames::of_new(config, OtherInputs::default())?;
     let (mut world, files) = (World::alone(), RunFiles::default());
     let run = PreparedRun::on(devices, &config, names, custom, &files, &mut world)?;
     run.finish(&mut world, Begin::New(started), observer, files)
@@ -185,7 +185,7 @@ mod tests {
             ..ConfigLayer::default()
         };
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
-        let (config, names) = Names::of_new(&config, OtherInputs::default()).unwrap();
+        let (config, names) = ResolvedNames::of_new(&config, OtherInputs::default()).unwrap();
         let (mut world, mut files) = (World::alone(), RunFiles::default());
         files.create(&config, &world).unwrap();
         let custom = Custom::default();

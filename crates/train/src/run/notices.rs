@@ -1,4 +1,4 @@
-//! Notices about settings of a run that do not do what one may expect of them.
+//! Notices about settings that have no effect, or not the expected one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::input_file::check_files;
 use crate::record::events::Event;
 use crate::record::reading::{EventTail, Reached, check_is_run, read_summary};
-use crate::setup::{Names, OtherInputs};
+use crate::setup::{OtherInputs, ResolvedNames};
 
 /// The settings of a run that trains member `member` of the run in `folder` again, without the
 /// others: from the first step to its last, through all members that it is a copy of. The last envs
@@ -43,8 +43,8 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         };
         return Err(Error::value("member", member, expected));
     }
-    check_alone(&began, member)?;
-    let history = MemberHistory::read(&began, &folder.join("events.jsonl"))?;
+    check_independent(&began, member)?;
+    let history = MemberChanges::read(&began, &folder.join("events.jsonl"))?;
     let lineage = history.lineage(member)?;
     let wrong = |error| Error::value("member", member, error);
     let trained = distinct(&lineage);
@@ -76,7 +76,7 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
 /// `folder` has read, as far as its summary lists them.
 fn check_inputs(folder: &Path, member: usize, config: &TrainConfig) -> Result<()> {
     let Some(summary) = read_summary(folder)? else { return Ok(()) };
-    let (_, names) = Names::of_new(config, OtherInputs::default())?;
+    let (_, names) = ResolvedNames::of_new(config, OtherInputs::default())?;
     match check_files(folder, &names.input_files()?, &summary.input_files) {
         Err(Error::OtherInput { input, began, now, .. }) => {
             let got = format!("{member}, but {input} have {now}");
@@ -87,7 +87,7 @@ fn check_inputs(folder: &Path, member: usize, config: &TrainConfig) -> Result<()
 }
 
 /// Checks that the members of a run do not depend on each other.
-fn check_alone(began: &TrainConfig, member: usize) -> Result<()> {
+fn check_independent(began: &TrainConfig, member: usize) -> Result<()> {
     let reason = match began {
         TrainConfig { rounds: 2.., .. } => "of several rounds",
         TrainConfig { epoch: EpochMode::Dealt, .. } => "with epoch dealt",
@@ -146,9 +146,9 @@ fn changes(lineage: &[Part], steps: usize) -> Option<PlannedChanges> {
     (!changes.is_empty()).then(|| PlannedChanges::new(changes))
 }
 
-/// Beginnings, ends and copies of members, from the events of a run.
+/// Beginnings, ends and copies of all members, from the events of a run.
 #[derive(Default)]
-struct MemberHistory {
+struct MemberChanges {
     /// Number of steps of the run so far.
     steps: usize,
     /// Most steps of a member.
@@ -170,7 +170,7 @@ struct Copied {
     settings: String,
 }
 
-impl MemberHistory {
+impl MemberChanges {
     /// The history at the beginning of a run.
     fn new(began: &TrainConfig) -> Self {
         let planned = began.member_changes.iter().flat_map(PlannedChanges::all);
@@ -255,7 +255,7 @@ mod tests {
         ];
         let ended = BTreeMap::from([(2, 6)]);
         let history =
-            MemberHistory { steps: 8, steps_max: 8, ended, copies, ..MemberHistory::default() };
+            MemberChanges { steps: 8, steps_max: 8, ended, copies, ..MemberChanges::default() };
         let changes = |member| changes(&history.lineage(member).unwrap(), 8);
         let members = |member| distinct(&history.lineage(member).unwrap());
         assert_eq!(members(0), [2, 1, 0]);
@@ -273,7 +273,7 @@ mod tests {
     #[test]
     fn a_member_may_occur_twice() {
         let copies = vec![copied(0, 1, 2, "lr=0.2"), copied(1, 0, 4, "lr=0.3")];
-        let history = MemberHistory { steps: 6, steps_max: 6, copies, ..MemberHistory::default() };
+        let history = MemberChanges { steps: 6, steps_max: 6, copies, ..MemberChanges::default() };
         let lineage = history.lineage(1).unwrap();
         assert_eq!(distinct(&lineage), [0, 1]);
         let expected = r#"["end 0@0","copy 0 from 1@2: lr=0.2","end 1@2",

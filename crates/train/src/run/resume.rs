@@ -26,7 +26,7 @@ use crate::record::summary::{Status, Stretch, Summary};
 use crate::record::trace::RunTrace;
 use crate::resources::OpenDevices;
 use crate::settings::Scheduler;
-use crate::setup::{Names, OtherInputs};
+use crate::setup::{OtherInputs, ResolvedNames};
 
 /// Resumes the run in `folder` from its newest checkpoint, or from the start if it has none.
 /// Weights, events (except their times) and summary end up as if the run had never stopped. A
@@ -147,10 +147,13 @@ impl Resuming<'_> {
                 let later = config.places.is_some() || next.round + 1 < config.rounds;
                 let fresh_hosts = next.step == 0 || later;
                 let began = &checkpoint.progress.identity.files;
-                let names = Names::of_checkpoint(&config, others, file, began, fresh_hosts)?;
+                let names =
+                    ResolvedNames::of_checkpoint(&config, others, file, began, fresh_hosts)?;
                 (config, names)
             }
-            None => Names::of_new(&config, others).map_err(|error| anew(self.path, &error))?,
+            None => {
+                ResolvedNames::of_new(&config, others).map_err(|error| anew(self.path, &error))?
+            }
         };
         if world.is_first() {
             // An existing export is the run's own, from when it was stopped.
@@ -217,7 +220,7 @@ impl Resuming<'_> {
         let extends = RunLength::from_config(&longer) != RunLength::from_config(&began);
         match complete {
             Some(summary) if !extends => {
-                // The summary has only the text of its path.
+                // A path that is not UTF-8 is in the summary only as inexact text.
                 let run_dir = if summary.path_is_lossy { path.into() } else { summary.run_dir };
                 return Ok(RunProgress::Complete(Box::new(Summary { run_dir, ..summary })));
             }

@@ -33,7 +33,7 @@ pub(super) fn write_weights(
         let all = world.gather_env_bytes(own)?;
         let Some(folder) = folder else { continue };
         for (rank, bytes) in all.iter().enumerate() {
-            // Each of several processes has as many envs.
+            // If there are several processes, all have the same number of envs.
             folder.write_weights(rank * envs.len() + index, bytes)?;
         }
     }
@@ -52,13 +52,13 @@ pub(super) fn write_newest(setup: &Setup, folder: &RunFolder, rounds: usize) {
 fn try_write_newest(setup: &Setup, folder: &RunFolder, rounds: usize) -> Result<()> {
     let Some((file, bytes)) = Store::new(folder.directory())?.newest()? else { return Ok(()) };
     let checkpoint = Checkpoint::from_bytes(&file, &bytes)?;
-    let numbers = checkpoint.env_numbers(setup.config.envs);
+    let indices = checkpoint.env_indices(setup.config.envs);
     let Checkpoint { progress, envs, .. } = checkpoint;
     if progress.next.round < rounds {
         return Ok(());
     }
     // Between rounds a checkpoint has no envs, and the weights of the last round are written.
-    for (index, (state, tensors)) in numbers.into_iter().zip(progress.envs.iter().zip(&envs)) {
+    for (index, (state, tensors)) in indices.into_iter().zip(progress.envs.iter().zip(&envs)) {
         let (name, weights) = (PathBuf::from(weights_name(index)), &tensors.grown.weights);
         let bytes = weights::to_bytes(&name, weights, &state.topology, &setup.interface)?;
         folder.write_weights(index, &bytes)?;

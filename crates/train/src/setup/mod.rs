@@ -23,8 +23,8 @@ use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
 
 pub use self::dataset::dataset_spec;
 pub(crate) use self::dataset::{dataset_of, image_shape, residency};
-pub(crate) use self::names::{Hosts, Names, OtherInputs};
-use self::names::{MemberNames, ReadFiles};
+pub(crate) use self::names::{Hosts, OtherInputs, ResolvedNames};
+use self::names::{ReadFiles, ResolvedMember};
 use crate::config::{PolicyFile, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::misfit;
@@ -46,7 +46,7 @@ const CROP_PADDING: usize = 4;
 /// An unknown name, unreadable weights, an unreadable policy, or a policy of another width than
 /// requested.
 pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
-    Ok(Names::of_new(config, OtherInputs::default())?.0)
+    Ok(ResolvedNames::of_new(config, OtherInputs::default())?.0)
 }
 
 /// Settings and host of the envs of one member.
@@ -73,8 +73,8 @@ impl Member {
         of(self) == of(other)
     }
 
-    fn new(names: MemberNames, image: &TaskShape, info: &DatasetInfo) -> Result<Self> {
-        let MemberNames { config, host, slots, init, .. } = names;
+    fn new(names: ResolvedMember, image: &TaskShape, info: &DatasetInfo) -> Result<Self> {
+        let ResolvedMember { config, host, slots, init, .. } = names;
         if let Some(weights) = &init {
             weights.check_further_training(info)?;
         }
@@ -130,9 +130,13 @@ impl Setup {
     ///
     /// # Errors
     /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
-    pub(crate) fn new(config: &TrainConfig, names: Names, info: DatasetInfo) -> Result<Self> {
+    pub(crate) fn new(
+        config: &TrainConfig,
+        names: ResolvedNames,
+        info: DatasetInfo,
+    ) -> Result<Self> {
         let files = names.input_files()?;
-        let Names { members, isa, starts, blueprints, policy, read, .. } = names;
+        let ResolvedNames { members, isa, starts, blueprints, policy, read, .. } = names;
         let scripts: Vec<_> = members.iter().map(|member| member.script.clone()).collect();
         let image = image_shape(&info);
         let member = |names| Member::new(names, &image, &info);
@@ -223,7 +227,7 @@ impl Setup {
         hosts: Hosts,
     ) -> Result<()> {
         let config = self.config.of_new_member(settings)?;
-        let names = MemberNames::resolve(config, hosts, &mut self.read)?;
+        let names = ResolvedMember::resolve(config, hosts, &mut self.read)?;
         let folder = self.config.run_dir.as_deref().unwrap_or(Path::new("RUN"));
         add_files(folder, &mut self.files, names.files()?)?;
         let script = names.script.clone();
@@ -237,9 +241,10 @@ impl Setup {
         self.parse_script(number, script.as_deref())
     }
 
-    /// Checks that each pattern of parameter groups matches a parameter of a network that has it,
-    /// or of a module that fits it: runs that are compared have the same groups, with and without
-    /// growth.
+    /// Checks that each pattern of parameter groups matches a parameter. The parameters are those
+    /// of the hosts of all members with the pattern, and of all modules that may grow in these
+    /// hosts: a pattern for modules is valid in a run without growth, so that runs with and without
+    /// growth can have the same groups.
     ///
     /// # Errors
     /// [`Error::Value`] with the pattern, and names of parameters.
@@ -357,7 +362,8 @@ impl Setup {
         let fresh = self.fresh_host(env)?;
         let names =
             |host: &Host| host.slots().iter().map(|slot| slot.name.clone()).collect::<Vec<_>>();
-        // A run that resumes without these files (`Names::of_checkpoint`) cannot compare the slots.
+        // A run that resumes without these files (`ResolvedNames::of_checkpoint`) cannot compare
+        // slots.
         let without_files = member.init.is_none() && member.config.init.is_some()
             || self.starts.is_empty() && self.config.start_topology.is_some();
         let same = host.first_spec() == fresh.first_spec()
@@ -372,14 +378,14 @@ impl Setup {
         }
     }
 
-    /// The graph of the host of an env, with the env's optimisers and learning rates scaled by
-    /// `rate`.
-    pub(crate) fn graph(&self, env: usize, host: &Host, rate: f64) -> Result<Arc<Graph>> {
+    /// The graph of the host of an env, with the env's optimisers. Learning rates are multiplied by
+    /// `lr_factor`.
+    pub(crate) fn graph(&self, env: usize, host: &Host, lr_factor: f64) -> Result<Arc<Graph>> {
         let config = &self.member(env).config;
-        let mut graph = host.graph(&config.optimisers(rate))?;
-        config.vary_optimisers(&mut graph, rate)?;
+        let mut graph = host.graph(&config.optimisers(lr_factor))?;
+        config.vary_optimisers(&mut graph, lr_factor)?;
         if let GrowthLr::Age { .. } = config.growth_lr {
-            config.age_modules(&mut graph, host, &self.fresh_host(env)?);
+            config.set_rates_by_age(&mut graph, host, &self.fresh_host(env)?);
         }
         if let Some(rate) = config.dropout {
             graph = graph.with_dropout_of(GroupId::HOST, rate)?;

@@ -102,14 +102,14 @@ pub(crate) struct OtherInputs<'a> {
 
 /// Objects that a configuration names, found before the dataset is read.
 #[derive(Clone, Debug)]
-pub(crate) struct Names {
+pub(crate) struct ResolvedNames {
     /// Device of each env.
     pub(crate) devices: Devices,
     /// Dataset to train on.
     pub(crate) spec: DatasetSpec,
     /// Instruction set of the kernels.
     pub(crate) isa: Isa,
-    pub(super) members: Vec<MemberNames>,
+    pub(super) members: Vec<ResolvedMember>,
     pub(super) starts: Vec<Arc<Weights>>,
     pub(super) blueprints: Blueprints,
     /// Policy that a new run starts from.
@@ -120,7 +120,7 @@ pub(crate) struct Names {
 
 /// Objects that the settings of a member name.
 #[derive(Clone, Debug)]
-pub(super) struct MemberNames {
+pub(super) struct ResolvedMember {
     pub(super) config: TrainConfig,
     pub(super) host: HostSpec,
     pub(super) slots: Vec<SlotName>,
@@ -130,7 +130,7 @@ pub(super) struct MemberNames {
     pub(super) script: Option<Arc<ScriptFile>>,
 }
 
-impl MemberNames {
+impl ResolvedMember {
     pub(super) fn resolve(config: TrainConfig, hosts: Hosts, read: &mut ReadFiles) -> Result<Self> {
         let host = read_host(&config.host)?;
         let slots = parse_slots(&host, &config.slots())?;
@@ -157,12 +157,12 @@ impl MemberNames {
     }
 }
 
-impl Names {
+impl ResolvedNames {
     /// Looks up the names of a new run. Also reads its policy, and fills in the settings that
     /// follow from the policy.
     ///
     /// # Errors
-    /// As [`Names::resolve`], and for an unreadable policy.
+    /// As [`ResolvedNames::resolve`], and for an unreadable policy.
     pub(crate) fn of_new(
         config: &TrainConfig,
         others: OtherInputs<'_>,
@@ -197,7 +197,7 @@ impl Names {
     /// progress do not need them.
     ///
     /// # Errors
-    /// As [`Names::resolve`], and [`Error::OtherInput`] for a file that changed.
+    /// As [`ResolvedNames::resolve`], and [`Error::OtherInput`] for a file that changed.
     pub(crate) fn of_checkpoint(
         config: &TrainConfig,
         others: OtherInputs<'_>,
@@ -218,8 +218,8 @@ impl Names {
         Ok(names)
     }
 
-    /// All input files of a run: [`Names::files`] and the initial policy. A resumed run has its
-    /// policy from the checkpoint, so only a new run reads that file.
+    /// All input files of a run: [`ResolvedNames::files`] and the initial policy. A resumed run has
+    /// its policy from the checkpoint, so only a new run reads the file of the policy.
     ///
     /// # Errors
     /// As [`InputFile::with_absolute_path`].
@@ -272,7 +272,7 @@ impl Names {
             .into_iter()
             .enumerate()
             .map(|(n, member)| {
-                let names = MemberNames::resolve(member, hosts, &mut read);
+                let names = ResolvedMember::resolve(member, hosts, &mut read);
                 names.map_err(
                     |error| if config.members.is_some() { error.in_member(n) } else { error },
                 )
@@ -295,7 +295,7 @@ impl Names {
 }
 
 /// Checks that a controller that knows slots by their number gets the same slots from all members.
-fn check_same_slots(config: &TrainConfig, members: &[MemberNames]) -> Result<()> {
+fn check_same_slots(config: &TrainConfig, members: &[ResolvedMember]) -> Result<()> {
     let by_number =
         config.controller.is_policy() && config.policy_form() == ObservationForm::Vector;
     let [first, others @ ..] = members else { return Ok(()) };

@@ -180,7 +180,7 @@ impl Weights {
     /// has no `inputs`.
     ///
     /// # Errors
-    /// A damaged statement.
+    /// The metadata is damaged.
     pub(crate) fn sample_form(&self) -> Result<InputForm> {
         let Some(json) = self.metadata.get("inputs") else { return Ok(InputForm::PIXELS) };
         serde_json::from_str(json).map_err(|e| self.fail(format!("`inputs`: {e}")))
@@ -191,7 +191,7 @@ impl Weights {
     /// neither, as in a file of another program.
     ///
     /// # Errors
-    /// A damaged statement.
+    /// The metadata is damaged.
     pub(crate) fn output_form(&self) -> Result<Option<OutputForm>> {
         let Some(json) = self.metadata.get("outputs") else {
             return Ok(self.metadata.get("classes").map(|_| OutputForm::CLASSES));

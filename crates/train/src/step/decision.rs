@@ -21,7 +21,7 @@ pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
         let own = &setup.member(env.index).config;
         env.facts = EnvFacts {
             train_samples: resources.train.order().samples_of(env.index),
-            lr_factor: own.rate(env.grown.own_step(when.step)) as f32,
+            lr_factor: own.lr_factor(env.grown.own_step(when.step)) as f32,
             score: setup.task.score.kind(),
             widen_by: own.heuristic.widen_by,
             widen_up_to: own.heuristic.widen_up_to,

@@ -81,7 +81,7 @@ fn step_event(
 }
 
 fn twin_step(twin: &TrainedHost) -> TwinStep {
-    let known = twin.known();
+    let known = twin.unless_diverged();
     TwinStep {
         train_loss: known.map(TrainedHost::train_loss),
         control_loss: known.and_then(TrainedHost::control_loss),

@@ -49,8 +49,8 @@ pub(super) fn govern(context: &mut StepContext<'_, '_>) -> Result<()> {
     let mut restored = vec![];
     for nth in 0..context.population.envs.len() {
         let env = &mut context.population.envs[nth];
-        let loss = env.vital_loss();
-        if let Some(failure) = env.governor.vitals.check(&rules, loss, guessing) {
+        let loss = env.governed_loss();
+        if let Some(failure) = env.governor.monitor.check(&rules, loss, guessing) {
             roll_back(context, nth, failure, &rules)?;
             restored.push(nth);
         }

@@ -19,8 +19,8 @@ use crate::step::permitted;
 /// A device failure.
 pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     let workers = context.resources.devices.workers();
-    let Resources { control, control_batches, .. } = &*context.resources;
-    let pass = control.as_ref().map(|control| control.pass_batches(control_batches.len()));
+    let Resources { control, control_batch_shapes, .. } = &*context.resources;
+    let pass = control.as_ref().map(|control| control.pass_batches(control_batch_shapes.len()));
     let pass = pass.unwrap_or_default();
     let rows = context.population.configurations().into_iter().flatten().sum::<usize>() as u64;
     let own = context
@@ -106,7 +106,8 @@ fn read(resources: &Resources, population: &mut Population) -> Result<()> {
         (Some(replicas), [env]) => {
             let order = resources.train.order();
             let mut metrics = replicas.read(&resources.devices, order, &env.grown.network)?;
-            // Those of training are in the metrics of the ranks.
+            // The metrics of the ranks have the training losses already; `own_results` adds the
+            // evaluations.
             env.grown.own_results.add_to(&mut metrics);
             vec![metrics]
         }

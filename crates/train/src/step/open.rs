@@ -36,16 +36,16 @@ fn prepare(
     let configurations = population.configurations();
     for (mut networks, configurations) in population.fleets().into_iter().zip(configurations) {
         if resources.replicas.is_none() {
-            for batch in &resources.train_batches {
+            for batch in &resources.train_batch_shapes {
                 let (mut networks, sizes) = present(&mut networks, batch);
                 networks.prepare_training(&sizes)?;
             }
-            for batch in resources.train_batches.iter().filter(|_| statistics_batches > 0) {
+            for batch in resources.train_batch_shapes.iter().filter(|_| statistics_batches > 0) {
                 let (mut networks, sizes) = present(&mut networks, batch);
                 networks.prepare_statistics(&sizes)?;
             }
         }
-        for batch in &resources.control_batches {
+        for batch in &resources.control_batch_shapes {
             let with_part = configurations.iter().zip(batch).filter(|(_, size)| **size > 0);
             let rows: Vec<_> = with_part.map(|(count, _)| 0..*count).collect();
             let (mut networks, sizes) = present(&mut networks, batch);

@@ -11,7 +11,7 @@ use crate::resources::STATISTICS_EPOCH;
 use crate::settings::{ControllerKind, ObservationForm};
 use crate::setup::Setup;
 use crate::step::context::StepContext;
-use crate::step::training::place;
+use crate::step::training::position;
 
 /// Number of batches that are measured: the first batches of [`STATISTICS_EPOCH`], or all of them
 /// if the epoch has fewer.
@@ -31,12 +31,12 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     }
     let _span = resources.devices.span(|| "measure orthogonality");
     let started = Instant::now();
-    let numbers = population.numbers();
+    let indices = population.indices();
     resources.train.start_epoch(STATISTICS_EPOCH)?;
     for _ in 0..BATCHES {
         let Some(next) = resources.train.next()? else { break };
         for batch in &next {
-            let at = place(batch.env, &numbers);
+            let at = position(batch.env, &indices);
             let Some(probe) = &mut probes[at] else { continue };
             probe.add(&batch.inputs)?;
             let flops = batch.inputs.dims()[0] as u64 * probe.flops()?;

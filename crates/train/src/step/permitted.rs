@@ -23,14 +23,14 @@ pub(crate) const DECIDE: &str = "decide";
 /// Name of the scope around the snapshots of a step.
 pub(crate) const SNAPSHOT: &str = "snapshot";
 
-/// Distinct batches of a pass over one split for all envs: full ones, and a smaller last one.
-const DISTINCT_BATCHES: u64 = 2;
+/// Shapes of batches that every pass over a split may have: full batches, and a smaller last one.
+const SHAPES_MIN: u64 = 2;
 
 /// Copies of address tables in a pass. The gather reads the samples of each batch at another
-/// address. The addresses of envs and of twins stay: a graph is built for each distinct batch, and
-/// has two tables.
+/// address. The addresses of envs and of twins stay: a graph is built for each shape of a batch,
+/// and has two tables.
 fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
-    let graphs = 2 * pass.distinct.max(DISTINCT_BATCHES);
+    let graphs = 2 * pass.shapes.max(SHAPES_MIN);
     if device.has_graphs { pass.gathered + 2 * graphs } else { 0 }
 }
 
@@ -144,7 +144,7 @@ mod tests {
     const GPU: ScopedDevice = ScopedDevice { envs: 3, has_graphs: true };
 
     fn pass(uploaded: u64) -> PassBatches {
-        PassBatches { gathers: 1, gathered: 9, uploaded, distinct: 2 }
+        PassBatches { gathers: 1, gathered: 9, uploaded, shapes: 2 }
     }
 
     /// Only streamed images for a GPU may have to wait for host memory: the batches that are loaded

@@ -34,28 +34,29 @@ pub(crate) fn report(
         measure::evaluate(population, loss.as_mut(), pass, after)?;
     }
     let all = measure::read_all(resources, population)?;
-    let judged = Judged { has_control: resources.control.is_some(), test: setup.task.test_score };
+    let splits =
+        ReportSplits { has_control: resources.control.is_some(), test: setup.task.test_score };
     let Population { envs, twins, .. } = population;
     let mut summaries = vec![];
     for (nth, (env, metrics)) in envs.iter_mut().zip(all).enumerate() {
-        let twin = twins.get(nth).map(|twin| summarise_twin(twin, &judged));
+        let twin = twins.get(nth).map(|twin| summarise_twin(twin, &splits));
         let part = resources.parts.get(env.index).cloned();
-        summaries.push(EnvSummary { twin, part, ..summarise(env, metrics, &judged) });
+        summaries.push(EnvSummary { twin, part, ..summarise(env, metrics, &splits) });
     }
     Ok(summaries)
 }
 
-/// Split and score by which the hosts of a report are judged.
-struct Judged {
+/// Splits that a report evaluates.
+struct ReportSplits {
     /// Whether there is a control split.
     has_control: bool,
     /// Score on the test split.
     test: Score,
 }
 
-fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
+fn summarise(env: &mut Env, metrics: Metrics, splits: &ReportSplits) -> EnvSummary {
     let (train_loss, train_score) = (env.grown.train_loss(), env.grown.train_score());
-    env.note(metrics, judged.has_control);
+    env.note(metrics, splits.has_control);
     let grown = &env.grown;
     let test = grown.evaluation(env.configurations());
     EnvSummary {
@@ -70,7 +71,7 @@ fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
         control_loss: grown.control_loss(),
         control_score: grown.control_score(),
         test_loss: test.loss(),
-        test_score: test.score(judged.test),
+        test_score: test.score(splits.test),
         parameters: grown.parameters.total(),
         host_parameters: grown.parameters.host,
         grown_parameters: grown.parameters.grown(),
@@ -83,15 +84,15 @@ fn summarise(env: &mut Env, metrics: Metrics, judged: &Judged) -> EnvSummary {
     }
 }
 
-fn summarise_twin(twin: &TrainedHost, judged: &Judged) -> TwinSummary {
-    let known = twin.known();
+fn summarise_twin(twin: &TrainedHost, splits: &ReportSplits) -> TwinSummary {
+    let known = twin.unless_diverged();
     // Configuration 0 was evaluated on the control split, configuration 1 on the test split.
     let test = known.map(|twin| twin.evaluation(1));
     TwinSummary {
         control_loss: known.and_then(TrainedHost::control_loss),
         control_score: known.and_then(TrainedHost::control_score),
         test_loss: test.and_then(|test| test.loss()),
-        test_score: test.and_then(|test| test.score(judged.test)),
+        test_score: test.and_then(|test| test.score(splits.test)),
         parameters: twin.parameters.total(),
         training_flops: twin.training_flops,
     }

@@ -27,17 +27,18 @@ pub(super) fn train(context: &mut StepContext<'_, '_>) -> Result<()> {
 }
 
 /// The inner loop: trains every network on every batch of its epoch. A hot scope counts copies,
-/// waits and allocations, and refuses forbidden ones. A loss that the program computes needs some
-/// for each batch.
+/// waits and allocations, and refuses forbidden ones. A loss that the program computes needs
+/// copies, waits and allocations for each batch.
 fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     let _span = context.resources.devices.span(|| "train_epoch");
     let policy = context.epoch_policy();
     let StepPosition { round, step } = context.when;
     let steps = context.setup.config.steps;
     let epoch = |trained: &TrainedHost| (round * steps + trained.own_step(step)) as u64;
-    let Resources { devices, train, replicas, train_batches, loss, .. } = &mut *context.resources;
+    let Resources { devices, train, replicas, train_batch_shapes, loss, .. } =
+        &mut *context.resources;
     let (devices, journal) = (&*devices, &mut *context.journal);
-    let pass = PassBatches::new(train, train.len(), train_batches.len());
+    let pass = PassBatches::new(train, train.len(), train_batch_shapes.len());
     let hosts = context.population.hosts().count() as u64;
     let own =
         loss.as_ref().map(|loss| permitted::own_loss(hosts * pass.gathered, loss.is_on_device()));
@@ -58,15 +59,15 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
             replicas.train_epoch(epoch, train, network, &shared, &mut observed)?
         }
         _ => {
-            let numbers = context.population.numbers();
+            let indices = context.population.indices();
             let epochs: Vec<u64> =
                 context.population.envs.iter().map(|env| epoch(&env.grown)).collect();
-            train.start_epochs(|number| epochs[place(number, &numbers)])?;
+            train.start_epochs(|index| epochs[position(index, &indices)])?;
             let scopes = scopes();
             let mut fleets = context.population.host_fleets();
             let mut batches = 0;
             while let Some(next) = train.next()? {
-                let (envs, labelled) = (places(&next, &numbers), labelled(&next));
+                let (envs, labelled) = (positions(&next, &indices), labelled(&next));
                 for hosts in &mut fleets {
                     let mut hosts = select(hosts, &envs);
                     match loss {
@@ -94,14 +95,16 @@ fn train_epoch(context: &mut StepContext<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Positions in `numbers`, the numbers of the envs in training, of the envs of `batches`.
-fn places(batches: &[Batch], numbers: &[usize]) -> Vec<usize> {
-    batches.iter().map(|batch| place(batch.env, numbers)).collect()
+/// The position in `indices` of the env of each of `batches`. `indices` are those of the envs in
+/// training, in ascending order.
+fn positions(batches: &[Batch], indices: &[usize]) -> Vec<usize> {
+    batches.iter().map(|batch| position(batch.env, indices)).collect()
 }
 
-/// Position of an env in `numbers`, the numbers of the envs in training.
-pub(super) fn place(env: usize, numbers: &[usize]) -> usize {
-    numbers.partition_point(|number| *number < env)
+/// The position in `indices` of the env with the index `env`. `indices` are those of the envs in
+/// training, in ascending order.
+pub(super) fn position(env: usize, indices: &[usize]) -> usize {
+    indices.partition_point(|index| *index < env)
 }
 
 fn statistics_scopes(
@@ -119,23 +122,26 @@ fn statistics_scopes(
 /// a module. Replicas of one env recompute statistics in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
-    let Resources { devices, train, replicas, train_batches, .. } = &mut *context.resources;
+    let Resources { devices, train, replicas, train_batch_shapes, .. } = &mut *context.resources;
     let batches = context.setup.config.statistics_batches;
     if batches == 0 || replicas.is_some() || !context.population.has_statistics() {
         return Ok(());
     }
     let _span = devices.span(|| "recompute statistics");
-    // Batches and images of each env, which its twin has too.
+    // Numbers of batches and of images of each env; its twin has the same.
     let mut observed = vec![(0, 0); context.population.envs.len()];
-    let _scopes =
-        statistics_scopes(devices, policy, PassBatches::new(train, batches, train_batches.len()));
+    let _scopes = statistics_scopes(
+        devices,
+        policy,
+        PassBatches::new(train, batches, train_batch_shapes.len()),
+    );
     train.start_epoch(STATISTICS_EPOCH)?;
-    let numbers = context.population.numbers();
+    let indices = context.population.indices();
     let mut fleets = context.population.fleets();
     fleets.iter_mut().try_for_each(|networks| networks.begin_statistics())?;
     for _ in 0..batches {
         let Some(next) = train.next()? else { break };
-        let envs = places(&next, &numbers);
+        let envs = positions(&next, &indices);
         let inputs: Vec<_> = next.iter().map(|batch| &batch.inputs).collect();
         fleets.iter_mut().try_for_each(|networks| networks.select(&envs).observe(&inputs))?;
         for (inputs, env) in inputs.iter().zip(envs) {

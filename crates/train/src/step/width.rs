@@ -7,7 +7,7 @@ use meristem_nn::WidthProbe;
 use crate::error::Result;
 use crate::resources::{STATISTICS_EPOCH, labelled};
 use crate::step::context::StepContext;
-use crate::step::training::place;
+use crate::step::training::position;
 
 /// Number of batches that an initialisation measures: the first batches of [`STATISTICS_EPOCH`], or
 /// all of them if the epoch has fewer.
@@ -28,14 +28,14 @@ pub(super) fn widen(context: &mut StepContext<'_, '_>) -> Result<()> {
     }
     let _span = resources.devices.span(|| "measure further features");
     let started = Instant::now();
-    let numbers = population.numbers();
+    let indices = population.indices();
     let mut flops = vec![0; probes.len()];
     while probes.iter().any(Option::is_some) {
         resources.train.start_epoch(STATISTICS_EPOCH)?;
         for _ in 0..BATCHES {
             let Some(next) = resources.train.next()? else { break };
             for (batch, (inputs, targets)) in next.iter().zip(labelled(&next)) {
-                let at = place(batch.env, &numbers);
+                let at = position(batch.env, &indices);
                 let Some(probe) = &mut probes[at] else { continue };
                 probe.add(inputs, targets)?;
                 flops[at] += inputs.dims()[0] as u64 * probe.flops()?;

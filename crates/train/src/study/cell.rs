@@ -24,7 +24,7 @@ use crate::record::summary::{Status, Summary};
 use crate::resources::OpenDevices;
 use crate::run::{resume_on, run_on};
 use crate::setup::controllers::AnyController;
-use crate::setup::{Names, OtherInputs, Setup, residency};
+use crate::setup::{OtherInputs, ResolvedNames, Setup, residency};
 
 /// Beginning of the names of the folders of a study, one for each seed.
 pub(crate) const SEED: &str = "seed-";
@@ -50,7 +50,7 @@ impl Cells {
     ///
     /// # Errors
     /// A device that cannot be opened; data that cannot be read, or that has no test split.
-    pub(crate) fn open(settings: &TrainConfig, names: &Names) -> Result<Self> {
+    pub(crate) fn open(settings: &TrainConfig, names: &ResolvedNames) -> Result<Self> {
         let devices =
             OpenDevices::open(&names.devices, 0..settings.envs, &settings.device_options(None))?;
         let files = cache::files(&names.spec)?;
@@ -75,7 +75,7 @@ impl Cells {
     /// # Errors
     /// A policy or a script that does not fit the host.
     pub(crate) fn check_controller(&self, run: &TrainConfig) -> Result<Vec<u64>> {
-        let (run, names) = Names::of_new(run, OtherInputs::default())?;
+        let (run, names) = ResolvedNames::of_new(run, OtherInputs::default())?;
         let seeds = names.policy.as_ref().map_or(vec![], |policy| policy.seeds.clone());
         let setup = Setup::new(&run, names, self.info.clone())?;
         // The checks do not depend on the number of images.
@@ -150,7 +150,7 @@ fn complete(run: &TrainConfig, inputs: &Inputs) -> Result<Option<Summary>> {
     let moved = study_move(run, &folder, &settings);
     let before_move = moved.as_ref().map(|moved| run.before_move(moved)).transpose()?;
     let others = OtherInputs { blueprints: None, moved: moved.as_ref() };
-    let (run, names) = Names::of_new(before_move.as_ref().unwrap_or(run), others)?;
+    let (run, names) = ResolvedNames::of_new(before_move.as_ref().unwrap_or(run), others)?;
     check_settings(&run, &folder, &settings)?;
     let complete = reading::read_summary(&folder)?.filter(|s| s.status == Status::Completed);
     let Some(summary) = complete else { return Ok(None) };

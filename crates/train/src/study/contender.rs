@@ -51,7 +51,7 @@ impl Contender {
     };
 
     /// Name of the contender's folder: its text form without the file.
-    pub(super) fn word(&self) -> String {
+    pub(super) fn folder_name(&self) -> String {
         let text = self.to_string();
         text.split(':').next().unwrap_or_default().replace('@', "-")
     }
@@ -111,10 +111,10 @@ mod tests {
         assert!(refused("nobody").contains("ppo@REWARD"));
         assert!(refused("heuristics").contains("mean `heuristic`?"));
         assert!(refused("greedy:").contains("a file after the colon"));
-        assert_eq!("ppo@sparse".parse::<Contender>().unwrap().word(), "ppo-sparse");
+        assert_eq!("ppo@sparse".parse::<Contender>().unwrap().folder_name(), "ppo-sparse");
         assert!(refused("static@").contains("static@CONTROLLER"));
         assert!(refused("static@static@none").contains("a controller after the @"));
-        assert_eq!("fixed:a/b".parse::<Contender>().unwrap().word(), "fixed");
-        assert_eq!("static@fixed:a/b".parse::<Contender>().unwrap().word(), "static-fixed");
+        assert_eq!("fixed:a/b".parse::<Contender>().unwrap().folder_name(), "fixed");
+        assert_eq!("static@fixed:a/b".parse::<Contender>().unwrap().folder_name(), "static-fixed");
     }
 }

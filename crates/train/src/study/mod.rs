@@ -29,7 +29,7 @@ use crate::record::observer::Observer;
 use crate::record::run_folder::{POLICY, write_json};
 use crate::record::summary::{Status, Summary};
 use crate::settings::{ControllerKind, ExchangeKind, PolicyStart, Switch, TaskKind};
-use crate::setup::{Hosts, Names, OtherInputs};
+use crate::setup::{Hosts, OtherInputs, ResolvedNames};
 
 /// Maximum number of seeds of a study.
 pub(crate) const SEEDS_MAX: usize = 10_000;
@@ -203,8 +203,9 @@ pub(crate) fn compared_run(
     Ok(config)
 }
 
-/// Steps in which a fixed network costs as many operations as growing it did, at least 1. `grown`
-/// and `fixed` are the operations of growing it, and of training it for `steps` steps.
+/// Number of steps, at least 1, in which training a fixed network costs as many operations as
+/// growing it did. `grown` are the operations of growing the network, `fixed` those of training it
+/// for `steps` steps.
 pub(crate) fn equal_compute_steps(steps: usize, grown: f64, fixed: f64) -> usize {
     // NaN is cast to 0 steps, which becomes 1.
     ((steps as f64 * grown / fixed).round() as usize).max(1)
@@ -253,7 +254,7 @@ pub fn compare(config: &StudyConfig, observer: &mut dyn StudyObserver) -> Result
     config.validate()?;
     let last = config.seeds().last().copied().unwrap_or_default();
     compared_run(&config.settings, ControllerKind::None, last, PathBuf::new())?;
-    let names = Names::resolve(&config.settings, OtherInputs::default(), Hosts::Fresh)?;
+    let names = ResolvedNames::resolve(&config.settings, OtherInputs::default(), Hosts::Fresh)?;
     let source = names.spec.source;
     let result = Contest::open(config, names).and_then(|contest| contest.run(observer));
     // Otherwise the cache would keep the data, and with it the device, beyond this study.
@@ -274,7 +275,7 @@ struct Contest<'a> {
 
 impl<'a> Contest<'a> {
     /// Loads the data, and creates every contender once to check it.
-    fn open(config: &'a StudyConfig, names: Names) -> Result<Self> {
+    fn open(config: &'a StudyConfig, names: ResolvedNames) -> Result<Self> {
         let settings = &config.settings;
         let cells = Cells::open(settings, &names)?;
         let (seeds, mut known_seeds) = (config.seeds(), vec![]);
@@ -350,7 +351,7 @@ impl<'a> Contest<'a> {
 
     /// Run folder of a contender with a seed.
     fn folder(&self, contender: &Contender, seed: u64) -> PathBuf {
-        let name = format!("{}-{}", self.place(contender) + 1, contender.word());
+        let name = format!("{}-{}", self.place(contender) + 1, contender.folder_name());
         self.config.folder.join(format!("{}{seed}", cell::SEED)).join(name)
     }
 

@@ -249,7 +249,8 @@ impl Sweep {
     }
 
     /// The changes after `steps` completed steps of the run, in the order in which they take
-    /// effect. The last step changes nothing.
+    /// effect: the planned ones, or else those of the scheduler, which changes nothing after the
+    /// last step.
     pub(crate) fn changes(&self, config: &TrainConfig, steps: usize) -> Vec<Change> {
         if config.member_changes.is_some() {
             return Self::planned(config, steps);

@@ -68,7 +68,8 @@ impl Bracket {
         losers
     }
 
-    /// Steps after which the rung is that `rung` rungs from the end.
+    /// Number of steps that a member has made when it reaches a rung; `rung` counts from the last
+    /// rung, which is 1.
     fn steps_of(self, rung: u32) -> usize {
         self.steps.div_ceil(self.reduction.pow(rung))
     }
@@ -135,7 +136,7 @@ pub(super) fn below_median(sweep: &Sweep, grace: usize) -> Vec<usize> {
     losers
 }
 
-/// Members whose best score is more than `patience` steps old.
+/// Members without a better score than before in their last `patience` steps.
 pub(super) fn without_progress(sweep: &Sweep, patience: usize) -> Vec<usize> {
     let stalled = sweep.trained().filter(|(_, member)| {
         let scores = &member.scores;

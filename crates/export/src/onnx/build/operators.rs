@@ -42,8 +42,9 @@ impl OnnxBuilder<'_> {
         Ok(self.push("Conv", &inputs, attributes))
     }
 
-    /// Normalises each group as an instance. The operator `GroupNormalization` of this opset scales
-    /// groups, while PyTorch scales channels.
+    /// Normalises each group as an instance, then scales and shifts channels. Opset 17 has no
+    /// operator for a group norm, and `GroupNormalization` of opset 18 scales groups, while PyTorch
+    /// scales channels.
     pub(super) fn group_norm(
         &mut self,
         x: NodeId,

@@ -68,8 +68,8 @@ pub(super) fn each_line(
     Ok(tail.skipped())
 }
 
-/// The columns of a table of events of a run with scores of this kind; none for the members, who
-/// have a table of their own.
+/// The columns of a table of events of a run with scores of this kind; none for [`Table::Members`],
+/// whose columns [`super::members`] has.
 pub(super) fn columns(table: Table, score: ScoreKind) -> Vec<Column> {
     use Kind::{Count, Flag, Number, Text};
     let columns: &[(&str, Kind)] = match table {

@@ -105,8 +105,9 @@ impl Places {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a place for a new connection. `None` if none is free and none can be freed, because
-    /// all connections are answering; at the limit of an address, all connections of the address.
+    /// Takes a place for a new connection. `None` if no place is free, and none can be freed
+    /// because all connections are answering. If the address is at its limit, only a place of one
+    /// of its own connections can be freed.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPermit>> {
         let address = owner(address);
         let mut taken = self.lock();

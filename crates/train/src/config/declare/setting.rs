@@ -189,7 +189,7 @@ impl Setting {
     /// # Errors
     /// [`Error::Value`] names the setting, the value and the range.
     pub(crate) fn check(&self, value: &impl SettingValue) -> Result<()> {
-        match value.measure() {
+        match value.limited_number() {
             Some(number) if !self.range.contains(number) => {
                 Err(Error::value(&self.flag, value.text(), self.range))
             }

@@ -15,7 +15,7 @@ pub enum BatchLimit {
     /// No limit.
     #[default]
     All,
-    /// At most this many.
+    /// A maximum number of batches.
     Count(usize),
 }
 

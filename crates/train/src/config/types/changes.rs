@@ -58,7 +58,7 @@ impl fmt::Display for PlannedChange {
 pub struct PlannedChanges(Vec<PlannedChange>);
 
 impl PlannedChanges {
-    /// These changes.
+    /// A list of changes, in the order in which they take effect.
     pub fn new(changes: Vec<PlannedChange>) -> Self {
         Self(changes)
     }
@@ -99,7 +99,7 @@ impl fmt::Display for PlannedChanges {
 }
 value_as_text!(PlannedChanges, "a JSON list such as [\"end 3@9\"]");
 
-/// Different numbers of envs or members. Text form: `5,17`.
+/// Distinct numbers of envs or members. Text form: `5,17`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Numbers(Vec<usize>);
@@ -108,7 +108,7 @@ impl Numbers {
     /// Largest number: a run has at most 4096 envs, numbered from 0.
     const MOST: usize = 4095;
 
-    /// These numbers.
+    /// A list of numbers, in the given order.
     ///
     /// # Errors
     /// An empty list, a number that occurs twice, or a number above 4095.
@@ -118,7 +118,7 @@ impl Numbers {
         sorted.dedup();
         let own = Self(numbers);
         if sorted.is_empty() || sorted.len() < own.0.len() || sorted.last() > Some(&Self::MOST) {
-            let expected = format!("different numbers from 0 to {}", Self::MOST);
+            let expected = format!("distinct numbers from 0 to {}", Self::MOST);
             return Err(BadValue::new(&own.to_string(), expected));
         }
         Ok(own)

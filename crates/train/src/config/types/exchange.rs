@@ -48,8 +48,8 @@ impl ExchangeMethod {
         }
     }
 
-    /// Whether it sends everything at once and unrounded.
-    fn sends_all(self) -> bool {
+    /// Whether every exchange sends all elements, in full precision.
+    fn sends_all_exactly(self) -> bool {
         self != Self::Int8 && self.parts().1.is_none_or(|density| density == 1.0)
     }
 
@@ -136,9 +136,9 @@ impl ExchangeKind {
         "diloco:H:METHOD",
     ];
 
-    /// Whether it sends the whole gradient of every batch at once and unrounded.
+    /// Whether all elements of the gradient of every batch are sent, in full precision.
     pub(crate) fn sends_whole_gradients(self) -> bool {
-        self.local_steps.is_none() && self.method.sends_all()
+        self.local_steps.is_none() && self.method.sends_all_exactly()
     }
 }
 

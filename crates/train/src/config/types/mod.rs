@@ -38,7 +38,7 @@ pub(crate) use self::members::{MEMBERS_MAX, SEPARATOR};
 pub use self::members::{Member, Members};
 pub use self::normalize::Normalize;
 pub use self::optimizer::OptimizerKind;
-pub(crate) use self::optimizer::{OptimizerNumbers, number_text};
+pub(crate) use self::optimizer::{Hyperparameters, number_text};
 pub use self::param_groups::{ParamGroup, ParamGroups, Scaled};
 pub use self::policy_start::PolicyStart;
 pub use self::sampler::Sampler;

@@ -31,10 +31,10 @@ pub enum OptimizerKind {
 choice!(OptimizerKind: "sgd" => Sgd, "nesterov" => Nesterov, "adam" => Adam, "adamw" => AdamW,
     "lion" => Lion, "muon" => Muon);
 
-/// Numbers of an optimiser: its learning rate and other hyperparameters. `None` for a number that
-/// the optimiser does not have.
+/// Hyperparameters of an optimiser, including its learning rate; `None` for one that the optimiser
+/// does not have.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct OptimizerNumbers {
+pub(crate) struct Hyperparameters {
     pub(crate) lr: Option<f32>,
     pub(crate) momentum: Option<f32>,
     pub(crate) weight_decay: Option<f32>,
@@ -45,11 +45,12 @@ pub(crate) struct OptimizerNumbers {
 }
 
 impl OptimizerKind {
-    /// Default numbers. SGD's are this program's own. Adam's and AdamW's are those of PyTorch,
-    /// Lion's those of the program that belongs to its article (arXiv 2302.06675), Muon's those of
-    /// Jordan's program (`SingleDeviceMuonWithAuxAdam`, <https://github.com/KellerJordan/Muon>).
-    pub(crate) fn defaults(self) -> OptimizerNumbers {
-        let plain = OptimizerNumbers {
+    /// Default hyperparameters. SGD's are this program's own. Adam's and AdamW's are those of
+    /// PyTorch, Lion's those of the program that belongs to its article (arXiv 2302.06675), Muon's
+    /// those of Jordan's program (`SingleDeviceMuonWithAuxAdam`,
+    /// <https://github.com/KellerJordan/Muon>).
+    pub(crate) fn defaults(self) -> Hyperparameters {
+        let plain = Hyperparameters {
             lr: Some(1e-3),
             momentum: None,
             weight_decay: Some(0.0),
@@ -59,7 +60,7 @@ impl OptimizerKind {
             adam_lr: None,
         };
         match self {
-            Self::Sgd | Self::Nesterov => OptimizerNumbers {
+            Self::Sgd | Self::Nesterov => Hyperparameters {
                 lr: Some(0.01),
                 momentum: Some(0.9),
                 weight_decay: Some(5e-4),
@@ -69,11 +70,9 @@ impl OptimizerKind {
                 adam_lr: None,
             },
             Self::Adam => plain,
-            Self::AdamW => OptimizerNumbers { weight_decay: Some(0.01), ..plain },
-            Self::Lion => {
-                OptimizerNumbers { lr: Some(1e-4), beta2: Some(0.99), eps: None, ..plain }
-            }
-            Self::Muon => OptimizerNumbers {
+            Self::AdamW => Hyperparameters { weight_decay: Some(0.01), ..plain },
+            Self::Lion => Hyperparameters { lr: Some(1e-4), beta2: Some(0.99), eps: None, ..plain },
+            Self::Muon => Hyperparameters {
                 lr: Some(0.02),
                 momentum: Some(0.95),
                 beta2: Some(0.95),
@@ -93,8 +92,8 @@ pub(crate) fn number_text(number: f64) -> String {
     text.trim_end_matches(".0").into()
 }
 
-impl OptimizerNumbers {
-    /// Names of the flags with their numbers, in the order of the fields.
+impl Hyperparameters {
+    /// Names of the flags with their values, in the order of the fields.
     pub(crate) fn flags(&self) -> [(&'static str, Option<f64>); 7] {
         let Self { lr, momentum, weight_decay, beta1, beta2, eps, adam_lr } = *self;
         let [lr, momentum, weight_decay, eps, adam_lr] =
@@ -110,7 +109,7 @@ impl OptimizerNumbers {
         ]
     }
 
-    /// These numbers; a missing number is taken from `other`.
+    /// These hyperparameters; a missing one is taken from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             lr: self.lr.or(other.lr),

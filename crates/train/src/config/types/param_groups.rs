@@ -1,4 +1,4 @@
-//! Groups of parameters by name, with other numbers of the optimiser.
+//! Groups of parameters by name, with other hyperparameters of the optimiser.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,12 +12,12 @@ use crate::config::value::value_as_text;
 /// Largest number of groups.
 const GROUPS_MAX: usize = 64;
 
-/// A number, or a factor of the usual number.
+/// A value, or a factor of the value that applies without the group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaled {
-    /// This number.
+    /// The value itself.
     Value(f32),
-    /// This times the usual number: `0.1x`.
+    /// A factor of the value that applies without the group. Text form: `0.1x`.
     Factor(f32),
 }
 
@@ -42,7 +42,7 @@ impl fmt::Display for Scaled {
     }
 }
 
-/// Parameters whose names match a pattern, and their numbers.
+/// Parameters whose names match a pattern, and their hyperparameters.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParamGroup {
     /// Name in which `*` stands for any text.

@@ -53,8 +53,8 @@ impl Dimension {
         &self.distribution
     }
 
-    /// Texts of settings that show whether a setting accepts the values: all of a choice, the
-    /// bounds of numbers.
+    /// Values by which to check that the setting accepts the whole distribution, as texts: all
+    /// values of a choice, or both bounds of a range of numbers.
     pub(crate) fn extremes(&self) -> Vec<String> {
         match &self.distribution {
             Distribution::Choice(values) => values.clone(),
@@ -76,9 +76,9 @@ impl Dimension {
             let (key, values) =
                 text.split_once('=').ok_or_else(|| BadValue::new(text, expected))?;
             let values = values.split(OR).map(|value| value.trim().to_string()).collect();
-            Ok(Condition { key: normal(key), values })
+            Ok(Condition { key: normalized_key(key), values })
         });
-        let key = normal(key);
+        let key = normalized_key(key);
         let distribution = Distribution::new(&key, distribution, values)?;
         Ok(Self { key, distribution, condition: condition.transpose()? })
     }
@@ -102,7 +102,7 @@ impl Dimension {
     }
 }
 
-fn normal(key: &str) -> String {
+fn normalized_key(key: &str) -> String {
     key.trim().replace('-', "_")
 }
 

@@ -27,7 +27,7 @@ pub(super) fn choose<'s>(
             }
             all.into_iter().filter(|env| members.contains(&number(env))).collect::<Vec<_>>()
         }
-        // The best are not always among those that made all steps.
+        // Also networks that ended early, because the best may be among them.
         None if config.top.is_some() => all.into_iter().filter(|env| !diverged(env)).collect(),
         None if all.iter().any(|env| env.ended.is_none()) => {
             all.into_iter().filter(|env| env.ended.is_none()).collect()
@@ -36,7 +36,7 @@ pub(super) fn choose<'s>(
     };
     if let Some(top) = config.top {
         // Stable: of equal scores the first envs are taken.
-        envs.sort_by(|a, b| rank(b).total_cmp(&rank(a)));
+        envs.sort_by(|a, b| selection_score(b).total_cmp(&selection_score(a)));
         envs.truncate(top);
         envs.sort_by_key(|env| env.env);
     }
@@ -49,8 +49,9 @@ pub(super) fn choose<'s>(
     Ok(envs)
 }
 
-/// The score by which networks are chosen: control, or training without a control split.
-pub(super) fn rank(env: &EnvSummary) -> f64 {
+/// The score by which networks are chosen: the control score, or the training score without a
+/// control split; negative infinity for NaN.
+pub(super) fn selection_score(env: &EnvSummary) -> f64 {
     let score = env.control_score.unwrap_or(env.train_score);
     if score.is_nan() { f64::NEG_INFINITY } else { score }
 }

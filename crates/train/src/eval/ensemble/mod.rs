@@ -1,7 +1,7 @@
 //! The networks of a run as an ensemble: the mean of their predictions against the single networks.
 
 mod choice;
-mod panel;
+mod scores;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use meristem_nn::{Isa, Network, NetworkFleet, NetworkOptions, Plans, Precision, 
 use serde::Serialize;
 
 use self::choice::choose;
-use self::panel::Panel;
+use self::scores::EnsembleScores;
 use super::calibration::Quality;
 use super::{grown_host, rebuilt};
 use crate::config::devices::Devices;
@@ -137,8 +137,8 @@ pub fn evaluate_ensemble(config: &EnsembleConfig) -> Result<EnsembleReport> {
     let ensemble = Ensemble::prepare(config, &weights, &dataset, restricted.as_ref());
     let result = ensemble.and_then(Ensemble::run);
     cache::clear(|key| key.source == dataset.source);
-    let (panel, samples) = result?;
-    Ok(panel.report(config, &envs, &summary, samples))
+    let (scores, samples) = result?;
+    Ok(scores.report(config, &envs, &summary, samples))
 }
 
 /// The dataset to evaluate on. For the dataset of the run, also the task settings, which restrict
@@ -167,7 +167,7 @@ struct Ensemble {
     devices: OpenDevices,
     networks: Vec<Network>,
     served: Served,
-    panel: Panel,
+    scores: EnsembleScores,
 }
 
 impl Ensemble {
@@ -208,13 +208,13 @@ impl Ensemble {
         let serving = Serving { batch: config.batch, subset, normalization };
         let served = Served::new(serving, &devices, &datasets)?;
         let score = test_score(task.score, split)?;
-        let panel = Panel::new(&info, score, networks.len());
-        Ok(Self { devices, networks, served, panel })
+        let scores = EnsembleScores::new(&info, score, networks.len());
+        Ok(Self { devices, networks, served, scores })
     }
 
     /// Evaluates all batches; returns the number of samples, too.
-    fn run(mut self) -> Result<(Panel, u64)> {
-        let Self { devices, networks, served, panel } = &mut self;
+    fn run(mut self) -> Result<(EnsembleScores, u64)> {
+        let Self { devices, networks, served, scores } = &mut self;
         let mut samples = 0;
         let mut pass = served.pass(devices.envs())?;
         while let Some(batches) = pass.next()? {
@@ -224,10 +224,10 @@ impl Ensemble {
             let outputs: Vec<Vec<f32>> = outputs.collect::<Result<_>>()?;
             if let Some(Batch { targets, .. }) = batches.first() {
                 samples += targets.dims()[0] as u64;
-                panel.add(&outputs, targets)?;
+                scores.add(&outputs, targets)?;
             }
         }
-        Ok((self.panel, samples))
+        Ok((self.scores, samples))
     }
 }
 

@@ -13,7 +13,8 @@ pub(super) const ENVS_MAX: usize = 1024;
 const ENVS_FULL: usize = 128;
 /// Maximum number of spans, of all envs and of one env.
 const SPANS_MAX: [usize; 2] = [1 << 18, 1 << 14];
-/// Slots of an env that are kept; the largest host has 24.
+/// Slots of an env that are kept. Hosts of the families `cnn` and `mlp` have fewer; of a described
+/// host with more slots, the first are kept.
 const SLOTS_MAX: usize = 64;
 /// Longest text that is kept, in bytes.
 const TEXT_MAX: usize = 256;

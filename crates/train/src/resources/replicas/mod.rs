@@ -247,8 +247,8 @@ impl Replicas {
         Ok(Metrics { eval: own.eval, non_finite: own.non_finite, ..merged })
     }
 
-    /// State of the exchange by rank, for a checkpoint, and in local training of the optimisers of
-    /// all ranks but 0. `leader` is the optimiser's state of the env's network. Waits for the
+    /// State for a checkpoint: the exchange of each rank, and in local training also the optimisers
+    /// of all ranks but 0. `leader` is the optimiser's state of the env's network. Waits for the
     /// device.
     ///
     /// # Errors

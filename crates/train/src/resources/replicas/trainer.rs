@@ -1,8 +1,8 @@
 //! Training of one rank: its exchange, and its epoch.
 //!
 //! If the exchange sends the whole gradient, the result is clipped in the optimiser's step, as for
-//! one network on the whole batch. A sparse exchange, or one of eight bits, differs in three ways;
-//! local training, in the last one.
+//! one network on the whole batch. A sparse exchange and an exchange with eight bits differ from
+//! that in the three ways below, and local training in the last of them.
 //!
 //! **Warm-up**: the first epochs of a host send more
 //! ([`ExchangeMethod::warming_up`](crate::settings::ExchangeMethod)).
@@ -273,8 +273,8 @@ impl Trainer {
     }
 }
 
-/// Replaces the optimiser's state of a network by the saved state of the parameters that still
-/// exist; that of the others becomes zero, as in growth. Waits for the device.
+/// Loads the saved optimiser state of the parameters that still exist into a network; the state of
+/// all other parameters becomes zero, as in growth. Waits for the device.
 fn load_optimiser(network: &mut Network, saved: &StateDict) -> Result<()> {
     network.clear_momentum()?;
     let mut state = network.momentum_dict()?;

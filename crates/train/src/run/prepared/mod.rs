@@ -34,7 +34,7 @@ use crate::record::trace::RunTrace;
 use crate::resources::{OpenDevices, Replicas, Resources, Splits};
 use crate::settings::{CommKind, Sampler};
 use crate::setup::controllers::AnyController;
-use crate::setup::{Names, Setup, residency};
+use crate::setup::{ResolvedNames, Setup, residency};
 use crate::step::report;
 use crate::sweep::{EndReason, Sweep};
 
@@ -48,7 +48,7 @@ pub(crate) struct PreparedRun {
     /// Results of the envs whose members have ended in this round.
     ended_envs: Vec<EnvSummary>,
     searcher: Option<Box<dyn Searcher>>,
-    /// Also has the results of the completed rounds.
+    /// Store and constant parts of the checkpoints; among them the results of the completed rounds.
     checkpoints: Checkpoints,
     /// Whether this process has completed a step.
     warm: bool,
@@ -62,7 +62,7 @@ impl PreparedRun {
     /// Data, weights or a controller that do not fit; out of memory; a device failure.
     pub(crate) fn prepare(
         config: &TrainConfig,
-        names: Names,
+        names: ResolvedNames,
         custom: Custom,
         files: &RunFiles,
         world: &mut World,
@@ -90,7 +90,7 @@ impl PreparedRun {
     pub(crate) fn on(
         devices: OpenDevices,
         config: &TrainConfig,
-        names: Names,
+        names: ResolvedNames,
         custom: Custom,
         files: &RunFiles,
         world: &mut World,
@@ -242,7 +242,7 @@ impl PreparedRun {
         }
         let mut writer = writer;
         let score = self.setup.task.score.kind();
-        writer.iter_mut().for_each(|writer| writer.name_scores(score));
+        writer.iter_mut().for_each(|writer| writer.set_score(score));
         let rank = JournalRank { is_first: world.is_first(), has_others: world.size() > 1 };
         let mut journal = Journal::new(writer, observer, rank);
         match next {
@@ -259,7 +259,8 @@ impl PreparedRun {
             journal.announce(Event::MembersEnded { members: ended, round, step, reason, left });
         }
         let result = self.rounds(folder, world, &mut journal, next, envs);
-        let result = result.map_err(|error| memory::counted(&self.setup, &self.resources, error));
+        let result =
+            result.map_err(|error| memory::out_of_memory(&self.setup, &self.resources, error));
         if result.is_err() {
             // Other ranks may be in the next epoch, waiting for gradients.
             self.resources.replicas.iter_mut().for_each(Replicas::leave);

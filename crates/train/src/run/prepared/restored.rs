@@ -24,12 +24,12 @@ impl PreparedRun {
         file: &Path,
         checkpoint: Checkpoint,
     ) -> Result<Resumed> {
-        let numbers = checkpoint.env_numbers(self.setup.config.envs);
+        let indices = checkpoint.env_indices(self.setup.config.envs);
         let Checkpoint { progress, envs, controller } = checkpoint;
         let unfit = |problem| Error::Checkpoint { path: file.into(), problem };
         self.checkpoints.identity.check(file, &progress.identity)?;
         let in_a_round = progress.next.step > 0;
-        if in_a_round && envs.len() != numbers.len() {
+        if in_a_round && envs.len() != indices.len() {
             return Err(unfit(format!("it has {} envs", envs.len())));
         }
         let saved = |env: &EnvTensors, rank| Replicas::has_saved(&env.exchange, rank);
@@ -75,7 +75,7 @@ impl PreparedRun {
         self.checkpoints.extended.extend(extended);
         (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
         let own = self.resources.devices.envs();
-        let envs = numbers.into_iter().zip(progress.envs.into_iter().zip(envs));
+        let envs = indices.into_iter().zip(progress.envs.into_iter().zip(envs));
         let envs = envs.filter(|(index, _)| own.contains(index));
         let envs = envs.map(|(index, (state, tensors))| SavedEnv { index, state, tensors });
         let envs = envs.collect();

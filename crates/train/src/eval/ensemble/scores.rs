@@ -1,4 +1,5 @@
-//! Predictions of all networks and of their mean, judged sample by sample.
+//! Scores of each network of an ensemble and of the mean of their predictions, summed sample by
+//! sample.
 
 use std::collections::BTreeSet;
 
@@ -6,14 +7,15 @@ use meristem_data::{DatasetInfo, TargetKind};
 use meristem_device::Tensor;
 use meristem_nn::Score;
 
-use super::choice::rank;
+use super::choice::selection_score;
 use super::{EnsembleConfig, EnsembleEnv, EnsembleReport};
 use crate::error::Result;
-use crate::eval::calibration::{Judged, Quality, Tally};
+use crate::eval::calibration::{ClassPrediction, Quality, Tally};
 use crate::record::summary::{EnvSummary, Summary};
 
-/// Predictions of all networks and of their mean, judged sample by sample.
-pub(super) struct Panel {
+/// Scores of each network of an ensemble and of the mean of their predictions, summed sample by
+/// sample.
+pub(super) struct EnsembleScores {
     targets: TargetKind,
     /// Outputs of a network.
     outputs: usize,
@@ -22,7 +24,7 @@ pub(super) struct Panel {
     mean: Tally,
 }
 
-impl Panel {
+impl EnsembleScores {
     pub(super) fn new(info: &DatasetInfo, score: Score, networks: usize) -> Self {
         let singles = vec![Tally::default(); networks];
         let (targets, outputs) = (info.targets, info.classes.len());
@@ -71,14 +73,22 @@ impl Panel {
             of_target.push(ln_target);
             let confidence = ln_probability(max).exp();
             tally.begin_sample();
-            tally.add_class(Judged { confidence, correct: predicted == target, ln_target });
+            tally.add_class(ClassPrediction {
+                confidence,
+                correct: predicted == target,
+                ln_target,
+            });
         }
         mean.iter_mut().for_each(|sum| *sum /= rows.len() as f64);
         let predicted = argmax(&mean);
         let confidence = mean[predicted];
         let ln_target = ln_mean_exp(&of_target);
         self.mean.begin_sample();
-        self.mean.add_class(Judged { confidence, correct: predicted == target, ln_target });
+        self.mean.add_class(ClassPrediction {
+            confidence,
+            correct: predicted == target,
+            ln_target,
+        });
     }
 
     /// Adds the logits of a label.
@@ -93,13 +103,13 @@ impl Panel {
             sum += ln_sigmoid(logit).exp();
             let confidence = ln_sigmoid(logit.abs()).exp();
             let correct = (logit > 0.0) == present;
-            tally.add_label(Judged { confidence, correct, ln_target }, present);
+            tally.add_label(ClassPrediction { confidence, correct, ln_target }, present);
         }
         let probability = sum / logits.len() as f64;
         let confidence = if probability > 0.5 { probability } else { 1.0 - probability };
         let correct = (probability > 0.5) == present;
         let ln_target = ln_mean_exp(&of_target);
-        self.mean.add_label(Judged { confidence, correct, ln_target }, present);
+        self.mean.add_label(ClassPrediction { confidence, correct, ln_target }, present);
     }
 
     /// Adds the predictions of a number.
@@ -126,7 +136,7 @@ impl Panel {
             quality: tally.quality(self.score),
         };
         let found: Vec<EnsembleEnv> = envs.iter().zip(&self.singles).map(single).collect();
-        let ranks: Vec<f64> = envs.iter().map(|env| rank(env)).collect();
+        let ranks: Vec<f64> = envs.iter().map(|env| selection_score(env)).collect();
         let qualities: Vec<Quality> = found.iter().map(|env| env.quality).collect();
         let numbers: BTreeSet<usize> = envs.iter().map(|env| env.env).collect();
         let all = summary.envs.iter().map(|env| env.env);
@@ -168,9 +178,9 @@ fn ln_mean_exp(values: &[f64]) -> f64 {
 mod tests {
     use super::*;
 
-    fn panel(targets: TargetKind, outputs: usize, score: Score) -> Panel {
+    fn scores(targets: TargetKind, outputs: usize, score: Score) -> EnsembleScores {
         let singles = vec![Tally::default(); 2];
-        Panel { targets, outputs, score, singles, mean: Tally::default() }
+        EnsembleScores { targets, outputs, score, singles, mean: Tally::default() }
     }
 
     fn close(found: f64, expected: f64) {
@@ -182,12 +192,12 @@ mod tests {
     /// class 1 in both samples.
     #[test]
     fn the_mean_of_probabilities_is_judged() {
-        let mut panel = panel(TargetKind::Classes, 3, Score::Accuracy);
+        let mut scores = scores(TargetKind::Classes, 3, Score::Accuracy);
         let logits = |p: [f32; 3]| p.map(f32::ln);
-        panel.add_classes(&[&logits([0.6, 0.3, 0.1]), &logits([0.1, 0.8, 0.1])], 1);
-        panel.add_classes(&[&logits([0.5, 0.4, 0.1]), &logits([0.6, 0.2, 0.2])], 1);
-        let [first, second] = [0, 1].map(|n| panel.singles[n].quality(panel.score));
-        let mean = panel.mean.quality(panel.score);
+        scores.add_classes(&[&logits([0.6, 0.3, 0.1]), &logits([0.1, 0.8, 0.1])], 1);
+        scores.add_classes(&[&logits([0.5, 0.4, 0.1]), &logits([0.6, 0.2, 0.2])], 1);
+        let [first, second] = [0, 1].map(|n| scores.singles[n].quality(scores.score));
+        let mean = scores.mean.quality(scores.score);
         assert_eq!([first.score, second.score, mean.score], [0.0, 0.5, 0.5]);
         // Means: 0.35, 0.55, 0.1 and 0.55, 0.3, 0.15.
         close(first.loss, -(0.3f64 * 0.4).ln() / 2.0);
@@ -202,24 +212,24 @@ mod tests {
     /// By hand: probabilities 0.9 and 0.3 of a label that is present.
     #[test]
     fn the_mean_of_sigmoids_is_judged() {
-        let mut panel = panel(TargetKind::Labels, 1, Score::F1);
-        panel.singles.iter_mut().chain([&mut panel.mean]).for_each(Tally::begin_sample);
-        panel.add_label(&[9f64.ln(), (3.0f64 / 7.0).ln()], true);
-        let mean = panel.mean.quality(panel.score);
+        let mut scores = scores(TargetKind::Labels, 1, Score::F1);
+        scores.singles.iter_mut().chain([&mut scores.mean]).for_each(Tally::begin_sample);
+        scores.add_label(&[9f64.ln(), (3.0f64 / 7.0).ln()], true);
+        let mean = scores.mean.quality(scores.score);
         close(mean.loss, -(0.6f64).ln());
         close(mean.calibration_error.unwrap(), 0.4);
-        close(panel.singles[1].quality(panel.score).loss, -(0.3f64).ln());
-        assert_eq!(panel.singles[1].quality(panel.score).score, 0.0);
+        close(scores.singles[1].quality(scores.score).loss, -(0.3f64).ln());
+        assert_eq!(scores.singles[1].quality(scores.score).score, 0.0);
         assert_eq!(mean.score, 1.0);
     }
 
     /// Probabilities far below the smallest f64 still have a logarithm.
     #[test]
     fn a_certain_mistake_has_a_finite_loss() {
-        let mut panel = panel(TargetKind::Classes, 2, Score::Accuracy);
-        panel.add_classes(&[&[2000.0, 0.0], &[3000.0, 0.0]], 1);
-        assert_eq!(panel.singles[1].quality(panel.score).loss, 3000.0);
-        let mean = panel.mean.quality(panel.score).loss;
+        let mut scores = scores(TargetKind::Classes, 2, Score::Accuracy);
+        scores.add_classes(&[&[2000.0, 0.0], &[3000.0, 0.0]], 1);
+        assert_eq!(scores.singles[1].quality(scores.score).loss, 3000.0);
+        let mean = scores.mean.quality(scores.score).loss;
         close(mean, 2000.0 + 2f64.ln());
         assert_eq!(ln_mean_exp(&[f64::NEG_INFINITY; 2]), f64::NEG_INFINITY);
     }
