@@ -26,8 +26,8 @@ pub(crate) fn check(calls: &[CollectiveCall]) -> Result<()> {
         ("shape", usual.shape.to_string(), call.shape.to_string())
     } else if call.format != usual.format {
         ("memory format", usual.format.to_string(), call.format.to_string())
-    } else if call.kept != usual.kept {
-        let shown = |call: &CollectiveCall| format!("with digest {:016x}", call.kept);
+    } else if call.state_digest != usual.state_digest {
+        let shown = |call: &CollectiveCall| format!("with digest {:016x}", call.state_digest);
         ("a state between calls", shown(usual), shown(call))
     } else {
         ("parameter", usual.parameter.to_string(), call.parameter.to_string())
@@ -69,7 +69,7 @@ mod tests {
             (vec![a, a, CollectiveCall { parameter: 1, ..a }], 2),
             (vec![a, CollectiveCall { shape: [3, 1].into(), ..a }, a], 1),
             (vec![CollectiveCall { format: MemoryFormat::ChannelsLast, ..a }, a, a], 0),
-            (vec![a, CollectiveCall { kept: 1, ..a }, a], 1),
+            (vec![a, CollectiveCall { state_digest: 1, ..a }, a], 1),
         ] {
             let Err(Error::Disagreement { rank, .. }) = check(&calls) else { panic!("{calls:?}") };
             assert_eq!(rank, expected, "{calls:?}");

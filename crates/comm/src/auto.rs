@@ -86,14 +86,14 @@ impl TimingTable {
                 let values: Vec<f32> = (0..len).map(|i| (i * 7919 % 1009) as f32).collect();
                 let x = Tensor::from_slice(stream, &values, [len], Owner::Collectives)?;
                 let k = picks(density, len);
-                let ways = [
+                let methods = [
                     None,
                     Some(SparseMethod::TopK),
                     Some(SparseMethod::OkTopK { refresh: REFRESH }),
                 ];
                 let mut times = [0.0f64; 3];
-                for (time, way) in times.iter_mut().zip(ways) {
-                    *time = measure(comm, stream, &x, way, k)?;
+                for (time, method) in times.iter_mut().zip(methods) {
+                    *time = measure(comm, stream, &x, method, k)?;
                 }
                 let [dense_ms, gather_ms, split_ms] = mean(comm, stream, times)?;
                 let ranks = comm.size();
@@ -122,17 +122,18 @@ impl TimingTable {
         };
         let row = self.0.iter().min_by(|a, b| far(a).total_cmp(&far(b)));
         let dense = dense_bytes(n, len, dtype);
-        let ways = [SparseMethod::TopK, SparseMethod::OkTopK { refresh: REFRESH }];
-        let cost = |way: &SparseMethod| match (row, way) {
+        let methods = [SparseMethod::TopK, SparseMethod::OkTopK { refresh: REFRESH }];
+        let cost = |method: &SparseMethod| match (row, method) {
             (Some(row), SparseMethod::TopK) => row.gather_ms,
             (Some(row), _) => row.split_ms,
-            (None, way) => sparse_bytes(*way, n, k, dtype) as f64,
+            (None, method) => sparse_bytes(*method, n, k, dtype) as f64,
         };
         let none = row.map_or(dense as f64, |row| row.dense_ms);
-        ways.into_iter()
-            .filter(|way| sparse_bytes(*way, n, k, dtype) < dense)
+        methods
+            .into_iter()
+            .filter(|method| sparse_bytes(*method, n, k, dtype) < dense)
             .min_by(|a, b| cost(a).total_cmp(&cost(b)))
-            .filter(|way| cost(way) < none)
+            .filter(|method| cost(method) < none)
     }
 }
 
@@ -142,8 +143,8 @@ fn dense_bytes(n: usize, len: usize, dtype: DType) -> u64 {
 }
 
 /// Bytes sent by all ranks for a sparse sum; half of the words are values.
-fn sparse_bytes(way: SparseMethod, n: usize, k: usize, dtype: DType) -> u64 {
-    way.words(n, k) / 2 * (4 + dtype.size() as u64)
+fn sparse_bytes(method: SparseMethod, n: usize, k: usize, dtype: DType) -> u64 {
+    method.words(n, k) / 2 * (4 + dtype.size() as u64)
 }
 
 /// Median time of several rounds, in milliseconds, from a barrier to the end on this rank.
@@ -151,13 +152,13 @@ fn measure(
     comm: &mut Communicator,
     stream: &Stream,
     x: &Tensor,
-    way: Option<SparseMethod>,
+    method: Option<SparseMethod>,
     k: usize,
 ) -> Result<f64> {
     const ROUNDS: usize = 7;
     let y = Tensor::zeros(stream, [x.numel()], DType::F32, Owner::Collectives)?;
-    let mut sparse = match way {
-        Some(way) => Some(SparseSum::new(x, way, FeedbackMode::Residual)?),
+    let mut sparse = match method {
+        Some(method) => Some(SparseSum::new(x, method, FeedbackMode::Residual)?),
         None => None,
     };
     let mut times = Vec::with_capacity(ROUNDS);

@@ -14,7 +14,7 @@ pub(crate) struct GroupRank {
 }
 
 /// Checks that the element type can be summed.
-pub(crate) fn number(
+pub(crate) fn summable(
     operation: &'static str,
     argument: impl Into<String>,
     tensor: &Tensor,

@@ -213,7 +213,7 @@ impl Communicator {
         let &Sum { input, output, reduction, order } = sum;
         let operation = "all_reduce";
         check::like(input).check(operation, "input", input)?;
-        check::number(operation, "input", input)?;
+        check::summable(operation, "input", input)?;
         check::output(operation, input, output)?;
         self.log_placement(operation, &[input], &[output]);
         let call = CollectiveCall::on(operation, input);

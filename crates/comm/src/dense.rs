@@ -98,7 +98,8 @@ pub(crate) fn add(
     Ok(())
 }
 
-/// The calls of [`add`] on a CUDA device, part by part. `pieces` are all arguments after the rows.
+/// The calls of [`add`] on a CUDA device, part by part. `pieces` are the arguments after argument
+/// 0, which holds the received rows.
 fn adds(
     pieces: &[Tensor],
     in_place: bool,

@@ -122,7 +122,7 @@ impl Exchange {
             return Err(Error::argument(operation, "gradients", expected, got));
         }
         for (name, tensor) in gradients {
-            check::number(operation, *name, tensor)?;
+            check::summable(operation, *name, tensor)?;
         }
         let stream = first.stream().clone();
         for (_, tensor) in gradients {
@@ -252,7 +252,7 @@ impl Exchange {
         for bucket in &self.buckets {
             let name = &self.parameters[bucket.members[0].0].name;
             let BucketSum::Sparse(sparse) = &bucket.sum else { continue };
-            if let Some(split) = sparse.export_split()? {
+            if let Some(split) = sparse.export_ok_topk()? {
                 kept.entry(name.clone()).or_default().split = split;
             }
         }
@@ -288,7 +288,7 @@ impl Exchange {
             let first = &self.parameters[bucket.members[0].0].name;
             let kept = state.kept.get(first).filter(|kept| !kept.split.is_empty());
             if let (BucketSum::Sparse(sparse), Some(kept)) = (&mut bucket.sum, kept) {
-                sparse.import_split(comm, &kept.split)?;
+                sparse.import_ok_topk(comm, &kept.split)?;
             }
         }
         (self.buckets, self.step) = (buckets, state.step);
@@ -422,8 +422,8 @@ impl Bucket {
             return k;
         }
         match options.table.choose(ranks, self.len, k, self.dtype) {
-            Some(way) => {
-                sparse.switch(way);
+            Some(method) => {
+                sparse.switch(method);
                 k
             }
             None => self.len,

@@ -10,9 +10,11 @@
 //!
 //! ```text
 //! acc = residual + gradient
-//! send every other rank the codes of its shard;  residual' = acc − codes there
-//! total = sum over ranks, in rank order, of the received values and of acc in the own shard
-//! send all ranks the codes of the own shard's total;  residual' = total − codes there
+//! for every other rank r:  send r the codes of acc in r's shard
+//!                          residual' = acc − values of these codes, in r's shard
+//! total = sum over ranks, in rank order, of the received values and of acc, in the own shard
+//! send all ranks the codes of total
+//! residual' = total − values of these codes, in the own shard
 //! result = codes of all totals, divided by the number of ranks for a mean
 //! ```
 //!

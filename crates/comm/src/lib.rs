@@ -27,7 +27,7 @@
 //! ```
 //!
 //! # Modules, from top to bottom
-//! - `outer`: the weights of a model, after local steps of every rank.
+//! - `outer`: the outer step, which averages the weights of a model that every rank trains locally.
 //! - `exchange`: the gradients of a model.
 //! - `state`: the state of an exchange in a checkpoint.
 //! - `auto`: choice of the fastest sum.

@@ -21,7 +21,8 @@ pub struct PhaseMemory {
     pub peak: usize,
 }
 
-/// Bytes of tensors at a point that no rank has passed.
+/// Bytes of the device's tensors, read between two barriers, so that no rank allocates or frees
+/// meanwhile.
 pub(crate) fn in_use(comm: &mut Communicator, device: &Device) -> Result<usize> {
     comm.barrier()?;
     let bytes = device.memory().current;

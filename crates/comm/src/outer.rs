@@ -1,5 +1,5 @@
-//! The outer step of local training (DiLoCo): ranks train a model each on their own, and now and
-//! then average how far their weights have moved.
+//! The outer step of local training (DiLoCo): each rank trains its own replica of a model; at
+//! intervals the ranks average the changes of their weights.
 //!
 //! ```text
 //! Δ = mean over ranks of (θ − w)        θ: the last synchronised weights, w: the rank's weights
@@ -83,8 +83,8 @@ impl OuterStep {
         Ok(OuterStep { options, parameters, exchange, synchronised, velocity, difference })
     }
 
-    /// Begins a round of local steps from these weights, which must be equal on all ranks. Not
-    /// collective; does not wait for the device.
+    /// Begins local training from these weights, which must be equal on all ranks. Not collective;
+    /// does not wait for the device.
     ///
     /// # Errors
     /// [`Error::BadArgument`] for other tensors than [`new`](OuterStep::new) got;
@@ -105,7 +105,7 @@ impl OuterStep {
 
     /// Makes an outer step: replaces the weights of this rank, in the order of
     /// [`new`](OuterStep::new), by the new synchronised ones, with the same bits on every rank.
-    /// Begins the next round. Over threads this does not wait for the device.
+    /// Local training continues from them. Over threads this does not wait for the device.
     ///
     /// # Errors
     /// The errors of [`Exchange::run`].
@@ -134,8 +134,8 @@ impl OuterStep {
     }
 
     /// Exports momentum and the state of the exchange. The synchronised weights are not part of it:
-    /// export and import between rounds, and [`begin`](OuterStep::begin) after an import. Waits for
-    /// the device.
+    /// export and import right after an outer step, and [`begin`](OuterStep::begin) after an
+    /// import. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Device`].

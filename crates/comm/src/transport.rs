@@ -25,14 +25,14 @@ pub struct CollectiveCall {
     /// Another value that must be equal on all ranks: a root, a reduction, a number of elements.
     pub parameter: u64,
     /// Digest of the state that must be equal on all ranks; 0 without state.
-    pub kept: u64,
+    pub state_digest: u64,
 }
 
 impl CollectiveCall {
     /// A call without elements.
     pub fn new(operation: &'static str) -> CollectiveCall {
         let (shape, format) = ([0].into(), MemoryFormat::Contiguous);
-        CollectiveCall { operation, dtype: None, shape, format, parameter: 0, kept: 0 }
+        CollectiveCall { operation, dtype: None, shape, format, parameter: 0, state_digest: 0 }
     }
 
     /// A call on tensors like `tensor`.

@@ -60,12 +60,12 @@ pub(crate) enum RankNotice {
 
 impl CallHeader {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let CollectiveCall { operation, dtype, shape, format, parameter, kept } = self.call;
+        let CollectiveCall { operation, dtype, shape, format, parameter, state_digest } = self.call;
         let mut out = WireWriter::default();
         out.number(self.step).dtype(dtype).shape(shape);
         out.number(u64::from(format == MemoryFormat::ChannelsLast))
             .number(parameter)
-            .number(kept)
+            .number(state_digest)
             .text(operation);
         for (dtype, len) in self.parcels.iter().take(PARCELS_MAX) {
             out.dtype(*dtype).number(*len as u64);
@@ -81,9 +81,9 @@ impl CallHeader {
             0 => MemoryFormat::Contiguous,
             _ => MemoryFormat::ChannelsLast,
         };
-        let (parameter, kept) = (from.number()?, from.number()?);
+        let (parameter, state_digest) = (from.number()?, from.number()?);
         let operation = name_of(from.text()?)?;
-        let call = CollectiveCall { operation, dtype, shape, format, parameter, kept };
+        let call = CollectiveCall { operation, dtype, shape, format, parameter, state_digest };
         let mut parcels = Vec::new();
         while !from.0.is_empty() {
             parcels.push((from.dtype()?, from.number()? as usize));
@@ -265,7 +265,7 @@ mod tests {
             shape: [(1 << 31) + 7, 3, 1, 2].into(),
             format: MemoryFormat::ChannelsLast,
             parameter: u64::MAX,
-            kept: 5,
+            state_digest: 5,
         };
         let parcels = vec![(Some(DType::U32), 3), (None, 24), (Some(DType::F64), 1 << 40)];
         let header = CallHeader { step: 9, call, parcels };

@@ -29,7 +29,8 @@ pub enum ActionOp {
 /// Number of actions per op, in the order of [`ActionOp::ALL`].
 pub type OpCounts = [u64; ActionOp::ALL.len()];
 
-/// The counts; without the last count, of WIDEN, if it is 0: most controllers do not choose WIDEN.
+/// The counts of `ops`. The last count, that of WIDEN, is left out if it is 0, because most
+/// controllers do not choose WIDEN.
 pub fn counted_ops(ops: &OpCounts) -> &[u64] {
     let widens = ops[ActionOp::Widen.index()] > 0;
     if widens { ops } else { &ops[..ActionOp::OF_HEAD.len()] }
@@ -205,8 +206,9 @@ impl Action {
         })
     }
 
-    /// One choice per head; 0 for the heads that this action does not use. WIDEN gives the choices
-    /// of WAIT; the policies that choose it know their own number of places.
+    /// One choice per head; 0 for the heads that this action does not use. WIDEN returns the
+    /// choices of WAIT: the choice of a layer depends on the number of slots of the policy, so the
+    /// policy encodes WIDEN itself.
     pub fn choices(&self) -> Choices {
         let op = self.op().index();
         match *self {

@@ -121,10 +121,10 @@ impl Heuristic {
         if memory.first_orthogonality.is_empty() {
             memory.first_orthogonality = view.orthogonality.to_vec();
         }
-        let tended = view.host.live().map(|index| tend(index, view, config));
+        let actions = view.host.live().map(|index| act_on_module(index, view, config));
         let grown = [HeuristicMemory::germinate, HeuristicMemory::widen];
         let grown = grown.iter().map(|grow| grow(memory, view, config));
-        let action = tended
+        let action = actions
             .chain(grown)
             .find(|action| *action != Action::Wait && legal(action, view.host).is_ok())
             .unwrap_or(Action::Wait);
@@ -251,7 +251,7 @@ fn can_finish(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
 }
 
 /// The next action for a live module.
-fn tend(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
+fn act_on_module(index: usize, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
     let slot = &view.host.slots()[index];
     if slot.is_pruning() {
         return Action::Wait;

@@ -47,8 +47,8 @@ pub struct HeuristicConfig {
     pub widen_trigger: WidenTrigger,
     /// Layer that becomes wider: smallest.
     pub widen_place: WidenPlace,
-    /// Share γ of the orthogonality in the first step above which a layer may become wider, or by
-    /// which layers are compared: .97.
+    /// γ in φ − γ·φ₀, where φ is the orthogonality of a layer's activations and φ₀ its value in the
+    /// first step: .97. See [`WidenTrigger::Orthogonality`] and [`WidenPlace::Orthogonality`].
     pub widen_orthogonality: f64,
     /// Rule by which modules are kept: significant.
     pub keep_modules: KeepRule,
@@ -69,7 +69,7 @@ pub enum KeepRule {
 }
 
 impl KeepRule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 3] = [Self::Significant, Self::Positive, Self::All];
 
     /// The name in configuration.
@@ -117,11 +117,12 @@ impl Default for HeuristicConfig {
     }
 }
 
-/// Condition under which the heuristic makes a layer wider, besides the pause between two of them.
+/// Condition under which the heuristic makes a layer wider, besides the pause between two changes
+/// of width.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WidenTrigger {
-    /// None.
+    /// No condition besides the pause.
     #[default]
     Schedule,
     /// The control score is on a plateau, by `plateau_steps` and `plateau_gain_pp`.
@@ -144,7 +145,7 @@ pub enum WidenPlace {
 }
 
 impl WidenTrigger {
-    /// All of them.
+    /// All triggers.
     pub const ALL: [Self; 3] = [Self::Schedule, Self::Plateau, Self::Orthogonality];
 
     /// The name in configuration.
@@ -158,7 +159,7 @@ impl WidenTrigger {
 }
 
 impl WidenPlace {
-    /// All of them.
+    /// All choices.
     pub const ALL: [Self; 2] = [Self::Smallest, Self::Orthogonality];
 
     /// The name in configuration.

@@ -14,7 +14,7 @@ pub struct LastTwo {
 }
 
 impl LastTwo {
-    fn note(&mut self, measured: Option<f32>) {
+    fn push(&mut self, measured: Option<f32>) {
         if measured.is_some() {
             *self = Self { now: measured, before: self.now };
         }
@@ -44,9 +44,9 @@ pub struct SlotHistory {
 
 impl SlotHistory {
     /// Records a step of one slot.
-    fn note(&mut self, alpha: f32, measured: &GateInputs, interaction_sum_pp: Option<f32>) {
-        self.alpha.note(Some(alpha));
-        self.contribution_pp.note(measured.contribution_pp);
+    fn record(&mut self, alpha: f32, measured: &GateInputs, interaction_sum_pp: Option<f32>) {
+        self.alpha.push(Some(alpha));
+        self.contribution_pp.push(measured.contribution_pp);
         self.health.before = self.health.now;
         self.health.now = measured.gradient_health.map(|health| health.health as f32);
         self.interaction_sum_pp = interaction_sum_pp.or(self.interaction_sum_pp);
@@ -81,7 +81,7 @@ impl SlotHistories {
             }
             let inputs = measured.get(index).copied().unwrap_or_default();
             let interaction = interaction_sums_pp.get(index).copied().flatten();
-            history.note(slot.alpha(), &inputs, interaction);
+            history.record(slot.alpha(), &inputs, interaction);
         }
     }
 

@@ -4,9 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use crate::observation::{RowWriter, log_scale, over};
-use crate::set_observation::{Sizes, flag, ratio};
+use crate::set_observation::{HostSizes, flag, ratio};
 use crate::view::EnvView;
-use crate::widening::LayerStep;
+use crate::widening::LayerWidening;
 
 /// Floats per layer.
 pub(crate) const LEN: usize = 21;
@@ -29,7 +29,7 @@ struct SeenLayer {
 
 impl LayerHistory {
     /// Records a step: once for each step, before the observation.
-    pub(crate) fn note(&mut self, view: &EnvView<'_>) {
+    pub(crate) fn record(&mut self, view: &EnvView<'_>) {
         for (index, layer) in view.host.widenable().into_iter().enumerate() {
             let (features, steps_since, first_orthogonality) = (layer.features, None, None);
             if index == self.layers.len() {
@@ -50,19 +50,19 @@ impl LayerHistory {
 }
 
 /// Writes the observations of the layers of an env into `elements`, `[layers][LEN]`, and 0 into the
-/// places beyond them. `steps` are the changes of width that the policy may choose.
+/// places beyond them. `widenings` are the changes of width that the policy may choose.
 pub(crate) fn write(
     view: &EnvView<'_>,
-    steps: &[LayerStep],
+    widenings: &[LayerWidening],
     history: &LayerHistory,
     elements: &mut [f32],
 ) {
     elements.fill(0.0);
-    let (host, sizes) = (view.host, Sizes::of(view.host));
+    let (host, sizes) = (view.host, HostSizes::of(view.host));
     let layers = host.widenable().into_iter().zip(host.first_spec().widenable()).enumerate();
-    let last = (steps.len().max(2) - 1) as f32;
-    let rows = elements.chunks_exact_mut(LEN).zip(layers).zip(steps);
-    for ((row, (index, (layer, first))), step) in rows {
+    let last = (widenings.len().max(2) - 1) as f32;
+    let rows = elements.chunks_exact_mut(LEN).zip(layers).zip(widenings);
+    for ((row, (index, (layer, first))), widening) in rows {
         let row = &mut RowWriter::new(row);
         let features = layer.features as f32;
         row.all(&[
@@ -75,11 +75,11 @@ pub(crate) fn write(
         let filled = in_layer.filter(|slot| slot.module.is_some()).count() as f32;
         let slots = layer.slots.len() as f32;
         row.all(&[log_scale(slots), filled / slots.max(1.0)]);
-        let by = step.by as f32;
-        let share = step.factor / view.facts.widen_up_to.max(1.0);
+        let by = widening.by as f32;
+        let share = widening.factor / view.facts.widen_up_to.max(1.0);
         row.all(&[log_scale(by), ratio(by, features), share.clamp(0.0, 2.0) as f32]);
-        row.all(&[flag(step.legal)]);
-        let added = step.size.map_or([0.0; 2], |size| {
+        row.all(&[flag(widening.legal)]);
+        let added = widening.size.map_or([0.0; 2], |size| {
             let more = |now: u64, before: u64| now.saturating_sub(before) as f32;
             let before = sizes.size;
             [more(size.parameters, before.parameters), more(size.macs, before.macs)]

@@ -6,7 +6,7 @@ use crate::action::{ActionOp, Choices};
 use crate::heads::{HEADS, HeadKind};
 use crate::rules::{legal_blueprints, legal_slots};
 use crate::view::EnvView;
-use crate::widening::{self, LayerStep};
+use crate::widening::{self, LayerWidening};
 
 /// Number of heads.
 pub const HEAD_COUNT: usize = HEADS.len();
@@ -88,12 +88,12 @@ impl Legality {
     /// Legality for a policy that observes layers: with WIDEN by [`crate::EnvFacts::widen_by`], in
     /// the layers in which the host and the env permit it.
     pub fn with_layers(view: &EnvView<'_>) -> Self {
-        Self::with_steps(view.host, &widening::steps(view))
+        Self::with_widenings(view.host, &widening::widenings(view))
     }
 
     /// [`Legality::with_layers`] for changes of width that are known.
-    pub(crate) fn with_steps(host: &Host, steps: &[LayerStep]) -> Self {
-        let layers = steps.iter().map(|step| step.legal).collect();
+    pub(crate) fn with_widenings(host: &Host, widenings: &[LayerWidening]) -> Self {
+        let layers = widenings.iter().map(|widening| widening.legal).collect();
         Self { layers, ..Self::from_host(host) }
     }
 

@@ -29,10 +29,10 @@ pub enum EnvController {
 }
 
 impl EnvController {
-    /// Whether this controller shares the memory of `usual`: both are of one kind, or this
+    /// Whether this controller shares the memory of `default`: both are of one kind, or this
     /// controller grows nothing.
-    fn is_like(&self, usual: &Self) -> bool {
-        *self == Self::None || std::mem::discriminant(self) == std::mem::discriminant(usual)
+    fn is_like(&self, default: &Self) -> bool {
+        *self == Self::None || std::mem::discriminant(self) == std::mem::discriminant(default)
     }
 }
 
@@ -50,9 +50,9 @@ struct Memories {
 #[derive(Clone, Debug)]
 pub struct EnvControllers {
     name: String,
-    /// Controller of each env that is not in `own`.
-    usual: EnvController,
-    own: BTreeMap<usize, EnvController>,
+    /// Controller of each env that is not in `overrides`.
+    default: EnvController,
+    overrides: BTreeMap<usize, EnvController>,
     heuristic: Heuristic,
     random: RandomController,
     /// Envs that were rolled back in this episode.
@@ -60,12 +60,12 @@ pub struct EnvControllers {
 }
 
 impl EnvControllers {
-    /// The controller `usual` for all envs. `name` is its name in the configuration.
-    pub fn new(name: &str, usual: EnvController) -> Self {
+    /// The controller `default` for all envs. `name` is its name in the configuration.
+    pub fn new(name: &str, default: EnvController) -> Self {
         Self {
             name: name.into(),
-            usual,
-            own: BTreeMap::new(),
+            default,
+            overrides: BTreeMap::new(),
             heuristic: Heuristic::default(),
             random: RandomController::new(0),
             rolled_back: BTreeSet::new(),
@@ -74,16 +74,16 @@ impl EnvControllers {
 
     /// Sets the controller of one env, from the next decision on.
     pub fn set_env(&mut self, env: usize, controller: EnvController) {
-        self.own.insert(env, controller);
+        self.overrides.insert(env, controller);
     }
 
     /// The controller of an env.
     pub fn of_env(&self, env: usize) -> &EnvController {
-        self.own.get(&env).unwrap_or(&self.usual)
+        self.overrides.get(&env).unwrap_or(&self.default)
     }
 
     fn decide(&mut self, view: &EnvView<'_>) -> Result<Action> {
-        Ok(match self.own.get(&view.env).unwrap_or(&self.usual) {
+        Ok(match self.overrides.get(&view.env).unwrap_or(&self.default) {
             EnvController::None => Action::Wait,
             EnvController::Heuristic(config) => self.heuristic.decide(view, config),
             EnvController::Random(seed) => self.random.decide(view, *seed),
@@ -123,11 +123,11 @@ impl Controller for EnvControllers {
         Ok(())
     }
 
-    /// The state of the usual controller, if every other env has one of the same kind or grows
+    /// The state of the default controller, if every other env has one of the same kind or grows
     /// nothing; else the states of all kinds of controllers.
     fn save(&self) -> Result<ControllerState> {
-        if self.own.values().all(|own| own.is_like(&self.usual)) {
-            return match self.usual {
+        if self.overrides.values().all(|other| other.is_like(&self.default)) {
+            return match self.default {
                 EnvController::None => Ok(ControllerState::default()),
                 EnvController::Heuristic(_) => self.heuristic.save(),
                 EnvController::Random(_) => self.random.save(),
@@ -150,7 +150,7 @@ impl Controller for EnvControllers {
             *self = Self { rolled_back, ..restored };
             return Ok(());
         }
-        match self.usual {
+        match self.default {
             EnvController::None => {}
             EnvController::Heuristic(_) => self.heuristic.restore(state)?,
             EnvController::Random(_) => self.random.restore(state)?,

@@ -2,9 +2,9 @@
 //! blueprint.
 //!
 //! Numbers of the env begin with [`BaseObservation`], numbers of a slot with [`SlotObservation`].
-//! With the others a policy carries over from one host to another: sizes relative to the host, the
-//! data and the limits, and the results of the gates and the rules. `docs/control.md`, Observation,
-//! has a table.
+//! The numbers after them mean the same in every host, so that a policy can be used with other
+//! hosts: sizes relative to the host, the data and the limits, and the results of the gates and the
+//! rules. `docs/control.md`, Observation, has a table.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ const OF_BLUEPRINT: usize = 9;
 /// Writes observations of sets. Keeps the sizes of the blueprints.
 #[derive(Debug)]
 pub(crate) struct SetObserver {
-    /// The blueprints with a kind of their own.
+    /// The blueprints that have a separate kind.
     known: Vec<Arc<Blueprint>>,
     /// Sizes by index of the blueprint and shape of the slot; `None` where it does not fit.
     sizes: HashMap<(usize, [usize; 3]), Option<NetworkSize>>,
@@ -111,7 +111,7 @@ impl SetObserver {
         let (of_slots, of_blueprints) = (&mut *row.slots.elements, &mut *row.blueprints.elements);
         of_slots.fill(0.0);
         of_blueprints.fill(0.0);
-        let of_host = Sizes::of(host);
+        let of_host = HostSizes::of(host);
         self.write_env(view, &of_host, &mut RowWriter::new(row.observations));
         for (index, to) in of_slots.chunks_exact_mut(Self::SLOT).take(slots).enumerate() {
             self.write_slot(view, legality, &of_host, index, &mut RowWriter::new(to));
@@ -122,7 +122,7 @@ impl SetObserver {
         }
     }
 
-    fn write_env(&self, view: &EnvView<'_>, sizes: &Sizes<'_>, row: &mut RowWriter<'_>) {
+    fn write_env(&self, view: &EnvView<'_>, sizes: &HostSizes<'_>, row: &mut RowWriter<'_>) {
         let (host, facts) = (view.host, &view.facts);
         BaseObservation::from_view(view).write(row);
         let count = |n: usize| log_scale(n as f32);
@@ -162,7 +162,7 @@ impl SetObserver {
         &mut self,
         view: &EnvView<'_>,
         legality: &Legality,
-        sizes: &Sizes<'_>,
+        sizes: &HostSizes<'_>,
         index: usize,
         row: &mut RowWriter<'_>,
     ) {
@@ -199,7 +199,7 @@ impl SetObserver {
     fn write_blueprint(
         &mut self,
         legality: &Legality,
-        sizes: &Sizes<'_>,
+        sizes: &HostSizes<'_>,
         index: usize,
         row: &mut RowWriter<'_>,
     ) {
@@ -245,20 +245,20 @@ impl SetObserver {
     }
 }
 
-/// A host and its size.
-pub(crate) struct Sizes<'a> {
+/// A host and its size, for numbers relative to them.
+pub(crate) struct HostSizes<'a> {
     /// The size that the host compares with its limits.
     pub(crate) size: NetworkSize,
     host: &'a Host,
 }
 
-impl<'a> Sizes<'a> {
+impl<'a> HostSizes<'a> {
     pub(crate) fn of(host: &'a Host) -> Self {
         let size = host.size().unwrap_or(NetworkSize { parameters: 0, macs: 0 });
         Self { size, host }
     }
 
-    /// Parameters and MACs with their limits.
+    /// Parameters, then MACs, of the host, each with its limit if there is one.
     pub(crate) fn limits(&self) -> [(f32, Option<f32>); 2] {
         let (NetworkSize { parameters, macs }, rules) = (self.size, self.host.rules());
         let limit = |limit: Option<u64>| limit.map(|limit| limit as f32);

@@ -16,7 +16,7 @@ pub struct EnvFacts {
     /// Score of the task.
     pub score: ScoreKind,
     /// Number of further features that a policy gives a layer at once, as a share of its initial
-    /// features; 0 if it may make none wider.
+    /// features; 0 if the policy may make no layer wider.
     pub widen_by: f64,
     /// Largest number of features of a layer that a policy widens, as a multiple of its initial
     /// number.

@@ -19,47 +19,49 @@ pub(crate) struct Candidate {
     excess: f64,
 }
 
-/// Further features of a layer with `initial` features, of which it has `now`, and its new number
-/// of features as a multiple of the initial number. `share` is that of `widen_by`.
-fn step(initial: usize, now: usize, share: f64) -> (usize, f64) {
+/// The number of further features for a layer that began with `initial` features and has `now`: the
+/// share `share` of `initial`, at least 1. Also returns the new number of features as a multiple of
+/// `initial`.
+fn growth(initial: usize, now: usize, share: f64) -> (usize, f64) {
     let by = ((initial as f64 * share).round() as usize).max(1);
     (by, (now + by) as f64 / initial as f64)
 }
 
 /// The change of width of a layer that a policy may choose.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct LayerStep {
+pub(crate) struct LayerWidening {
     /// Further features; 0 if the env forbids WIDEN.
     pub(crate) by: usize,
     /// New number of features as a multiple of the initial number.
     pub(crate) factor: f64,
-    /// Whether it is legal: the env allows WIDEN to this number of features, the host its size.
+    /// Whether the change is legal: the env allows this number of features, and the host allows its
+    /// size after the change.
     pub(crate) legal: bool,
-    /// Size of the host after it ([`Host::size`]); `None` if a module is in its way.
+    /// Size of the host after the change ([`Host::size`]); `None` if a module rules it out.
     pub(crate) size: Option<NetworkSize>,
 }
 
-/// Further features that a WIDEN of a layer by a policy has; at least 1.
+/// Number of further features that WIDEN by a policy gives a layer; at least 1.
 pub(crate) fn amount(view: &EnvView<'_>, layer: usize) -> usize {
     let initial = view.host.first_spec().widenable();
-    initial.get(layer).map_or(1, |layer| step(layer.features, 0, view.facts.widen_by).0)
+    initial.get(layer).map_or(1, |layer| growth(layer.features, 0, view.facts.widen_by).0)
 }
 
 /// The changes of width that a policy may choose, for each layer of [`Host::widenable`].
-pub(crate) fn steps(view: &EnvView<'_>) -> Vec<LayerStep> {
+pub(crate) fn widenings(view: &EnvView<'_>) -> Vec<LayerWidening> {
     let (host, facts) = (view.host, &view.facts);
     let layers = host.widenable().into_iter().zip(host.first_spec().widenable()).enumerate();
     let one = |(layer, (now, initial)): (usize, (WidenableLayer, WidenableLayer))| {
-        let (by, factor) = step(initial.features, now.features, facts.widen_by);
+        let (by, factor) = growth(initial.features, now.features, facts.widen_by);
         if facts.widen_by == 0.0 {
             let factor = now.features as f64 / initial.features as f64;
-            return LayerStep { by: 0, factor, legal: false, size: None };
+            return LayerWidening { by: 0, factor, legal: false, size: None };
         }
         let mut wider = host.clone();
         let legal = factor <= facts.widen_up_to && wider.widen(layer, by).is_ok();
         let wider = if legal { Ok(wider) } else { host.with_features(layer, by) };
         let size = wider.ok().and_then(|wider| wider.size().ok());
-        LayerStep { by, factor, legal, size }
+        LayerWidening { by, factor, legal, size }
     };
     layers.map(one).collect()
 }
@@ -75,7 +77,7 @@ pub(crate) fn choose(
     let initial = view.host.first_spec().widenable();
     let layers = view.host.widenable().into_iter().zip(initial).enumerate();
     let candidates = layers.filter_map(|(layer, (now, initial))| {
-        let (by, factor) = step(initial.features, now.features, config.widen_by);
+        let (by, factor) = growth(initial.features, now.features, config.widen_by);
         let [now, first] = [view.orthogonality, first]
             .map(|of| of.get(layer).map_or(f64::NAN, |phi| f64::from(*phi)));
         let excess = now - config.widen_orthogonality * first;

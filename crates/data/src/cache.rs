@@ -32,7 +32,7 @@ pub struct CacheKey {
     pub generated: Generated,
     /// The split.
     pub split: Split,
-    /// Storage of the images; never `Auto`.
+    /// Storage of the samples; never `Auto`.
     pub residency: Residency,
 }
 
@@ -71,7 +71,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The cache keeps datasets, and with them their devices, until they are cleared.
 ///
 /// # Errors
-/// The errors of [`DatasetFiles::open`] and of reading the images, and device errors. A load that
+/// The errors of [`DatasetFiles::open`] and of reading the samples, and device errors. A load that
 /// fails leaves nothing in the cache: the next request starts over.
 pub fn load(
     device: &Device,

@@ -22,7 +22,7 @@ const CONVERTED_BYTES: usize = CHUNK_BYTES / 4;
 /// Bytes that a checksum copies to the host at a time.
 const CHECKSUM_PIECE: usize = 16 << 20;
 
-/// Storage of a dataset's images (D1, D7).
+/// Storage of a dataset's samples (D1, D7).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Residency {
     /// [`Residency::Resident`] if samples and targets fit into `budget` bytes, else

@@ -36,8 +36,8 @@ pub enum Error {
     #[error("gather: `next` was called before an epoch was started; call `start_epoch` first")]
     EpochNotStarted,
 
-    /// The thread that loads streamed images could not be started, or panicked.
-    #[error("the thread that loads streamed images {problem}")]
+    /// The thread that loads streamed samples could not be started, or panicked.
+    #[error("the thread that loads streamed samples {problem}")]
     Loader {
         /// The cause, and a remedy.
         problem: String,
@@ -81,10 +81,10 @@ pub enum Error {
         remedy: String,
     },
 
-    /// A split has no image to train on, or to measure with: an interrupted copy, or every file
-    /// left out by `skip_bad`.
+    /// A split has no samples: an interrupted copy, a table without rows, or every file left out by
+    /// `skip_bad`.
     #[error(
-        "{}: the {split} split is empty: expected at least one image; {remedy}",
+        "{}: the {split} split is empty: expected at least one sample; {remedy}",
         path.display()
     )]
     EmptySplit {
@@ -98,7 +98,7 @@ pub enum Error {
 
     /// The test split was requested, and the dataset has none. Training is possible without it.
     #[error(
-        "{}: the {dataset} dataset has no test split: expected {expected}; put some images aside \
+        "{}: the {dataset} dataset has no test split: expected {expected}; put some samples aside \
          for it, or read the train split",
         path.display()
     )]

@@ -1,7 +1,7 @@
 //! Settings with a few named values.
 
-/// Gives a type without fields its values with their names, and its text in both directions. An
-/// unknown name is an [`Error::Argument`](crate::Error::Argument) of the operation.
+/// Implements, for an enum without fields, the list of its values with their names, `Display` and
+/// `FromStr`. An unknown name is an [`Error::Argument`](crate::Error::Argument) of the operation.
 macro_rules! named {
     (
         $type:ident, $argument:literal of $operation:literal:

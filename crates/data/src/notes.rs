@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Target of the events. A note has the field `message`; progress has `done` and `of`, numbers of
-/// images, which are equal at the end.
+/// samples, which are equal at the end.
 pub const TARGET: &str = "meristem::notes";
 
 /// Time between two reports of progress.
@@ -26,7 +26,7 @@ pub(crate) fn some_of(names: impl ExactSizeIterator<Item = String>) -> String {
 
 /// Progress of the decoding of a split, which ends when it is dropped.
 pub(crate) struct DecodingProgress {
-    /// Number of images.
+    /// Number of samples.
     of: usize,
     /// Time of the last report.
     reported: Cell<Option<Instant>>,
@@ -38,7 +38,7 @@ impl DecodingProgress {
         Self { of, reported: Cell::new(None), started: Instant::now() }
     }
 
-    /// Reports that `done` images are decoded, at most once in an interval.
+    /// Reports that `done` samples are decoded, at most once in an interval.
     pub(crate) fn at(&self, done: usize) {
         let since = self.reported.get().unwrap_or(self.started);
         if since.elapsed() >= INTERVAL {

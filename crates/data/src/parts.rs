@@ -159,7 +159,8 @@ pub struct PartsConfig {
     /// Draws of the envs: env i has entry i modulo their number. Without an entry all envs have
     /// [`SampleDraw::ALL`].
     pub draws: Vec<SampleDraw>,
-    /// Number of each env in its draw of samples; `None` for 0, 1 and so on.
+    /// Number of each env, the i of rule 5 of the [module](self), from which its draw of samples
+    /// follows; `None` for 0, 1 and so on.
     pub numbers: Option<Vec<usize>>,
     /// Seed of all draws.
     pub seed: u64,
@@ -201,7 +202,7 @@ pub struct Parts {
     len: usize,
     /// Seed of all draws.
     seed: u64,
-    /// Number of each env in its draw.
+    /// Number of each env, from which its draw of samples follows.
     numbers: Vec<usize>,
     /// The samples of each env before its draw.
     undrawn: Vec<Arc<[u32]>>,

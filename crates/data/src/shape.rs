@@ -30,8 +30,8 @@ impl SampleShape {
     }
 }
 
-/// Largest number of channels for which the gather repeats its constants in a block. Images from
-/// files have no more channels.
+/// Largest number of channels for which the gather has its constants in blocks of fixed size, and
+/// not in a table. Image files have no more channels.
 pub(crate) const CHANNELS_BLOCKED: usize = 4;
 
 /// Kinds of sample, by their number of dimensions.
@@ -159,8 +159,9 @@ impl StoredType {
         }
     }
 
-    /// The type whose stored values have the same meaning and that a network's description names:
-    /// bytes, or f32 for every type that stores the value itself. Networks do not depend on which.
+    /// The type that the description of a network names for samples that are stored in this type:
+    /// bytes for bytes, else f32. A network depends on the values, and not on the type that stores
+    /// them.
     pub const fn of_inputs(self) -> Self {
         match self {
             Self::U8 => Self::U8,
@@ -168,8 +169,9 @@ impl StoredType {
         }
     }
 
-    /// Native bytes of the f32 that equal stored values, given by their bytes with any alignment;
-    /// bytes stay bytes. Checksums of equal values are equal.
+    /// Converts stored values of this type to f32, so that equal values have equal checksums;
+    /// unsigned bytes are returned unchanged. `stored` are the bytes of the values in native order,
+    /// with any alignment; the result is in native order, too.
     pub(crate) fn widened(self, stored: &[u8]) -> Cow<'_, [u8]> {
         match self {
             Self::U8 | Self::F32 => Cow::Borrowed(stored),

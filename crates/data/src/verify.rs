@@ -36,7 +36,7 @@ pub struct SplitReport {
     /// Names of classes or labels, with the number of sound samples of each; empty for numbers.
     pub per_class: Vec<(String, usize)>,
     /// Damage found. Image files list every damaged or missing one, CIFAR every bad label; other
-    /// damage ends the split, and the images before it are counted.
+    /// damage ends the split, and the samples before it are counted.
     pub damaged: Vec<Damage>,
 }
 
@@ -47,8 +47,8 @@ pub struct Damage {
     pub error: String,
 }
 
-/// Decodes every image of every split without storing any. Waits for no device; `spec.skip_bad` has
-/// no effect.
+/// Decodes every sample of every split without storing any. Waits for no device; `spec.skip_bad`
+/// has no effect.
 ///
 /// # Errors
 /// The errors of [`DatasetFiles::open`]: damage to images is in the report, but missing files and
@@ -60,7 +60,7 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
     let mut splits = vec![];
     for split in Split::ALL.into_iter().filter(|split| files.has(*split)) {
         let mut damaged = vec![];
-        let mut images = 0;
+        let mut samples = 0;
         let mut per_class = targets::empty_counts(layout.targets, layout.classes.len());
         // Called for any error of one file among many: damaged, missing, or not readable.
         let mut note = |error: Error| {
@@ -68,7 +68,7 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
             Ok(())
         };
         let read = files.read_with(split, &mut note, &mut |_, targets| {
-            images += targets.len();
+            samples += targets.len();
             targets.count(&mut per_class);
             Ok(())
         });
@@ -80,7 +80,7 @@ pub fn verify(spec: &DatasetSpec) -> Result<VerifyReport> {
         }
         splits.push(SplitReport {
             split,
-            images,
+            images: samples,
             per_class: layout.classes.iter().cloned().zip(per_class).collect(),
             damaged,
         });

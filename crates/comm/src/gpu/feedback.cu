@@ -33,8 +33,8 @@ extern "C" __global__ void clear(Span<const u32> indices, Span<Element> kept) {
     }
 }
 
-// An empty residual or velocity: minus zero everywhere.
-extern "C" __global__ void nothing(Span<Element> kept) {
+// Fills a residual or velocity with minus zero.
+extern "C" __global__ void fill_minus_zero(Span<Element> kept) {
     locate(kept);
     for (i64 i = first(); i < kept.len; i += threads()) kept[i] = neutral();
 }

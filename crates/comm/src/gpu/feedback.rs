@@ -9,7 +9,7 @@ pub(super) static SOURCE: PerType<KernelSource> = source_per_type!("feedback.cu"
 static ADVANCE: Typed = typed!("advance", u64, [read T, write T]);
 static DRAIN: Typed = typed!("drain", (), [read T, write T, write T]);
 static CLEAR: Typed = typed!("clear", (), [read u32, write T]);
-static NOTHING: Typed = typed!("nothing", (), [write T]);
+static FILL: Typed = typed!("fill_minus_zero", (), [write T]);
 
 /// Updates the velocity with a gradient.
 pub(crate) fn advance(dtype: DType, gradient: Piece, velocity: Piece, factor: f64) -> Call {
@@ -28,6 +28,6 @@ pub(crate) fn clear(dtype: DType, indices: Piece, kept: Piece) -> Call {
 }
 
 /// Fills `kept` with minus zero.
-pub(crate) fn nothing(dtype: DType, kept: Piece) -> Call {
-    Call::each(NOTHING.get(dtype), kept.len).with_pieces([kept])
+pub(crate) fn fill_minus_zero(dtype: DType, kept: Piece) -> Call {
+    Call::each(FILL.get(dtype), kept.len).with_pieces([kept])
 }

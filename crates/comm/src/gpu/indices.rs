@@ -7,8 +7,8 @@ use super::{ABSENT, source};
 
 pub(super) static SOURCE: KernelSource = source!("indices.cu");
 
-/// Entries per block of the kernels that remove holes.
-const HOLES: usize = 8 * 1024;
+/// Entries of a block of the kernels that count and write present entries, which remove holes.
+const ENTRIES_PER_BLOCK: usize = 8 * 1024;
 
 const READ: Operand = Operand::read::<u32>();
 const WRITE: Operand = Operand::write::<u32>();
@@ -71,7 +71,7 @@ fn with_holes(compaction: &Compaction, call: Call) -> Vec<Call> {
     let holes = Piece { len: list.len, ..holes };
     let tiles = list.len.div_ceil(TILE) as u32;
     // Includes blocks for the padding.
-    let blocks = list.len.max(1).div_ceil(HOLES) as u32;
+    let blocks = list.len.max(1).div_ceil(ENTRIES_PER_BLOCK) as u32;
     let count = Call::new(&COUNT_PRESENT, blocks, 256).with_pieces([holes, tables.tiles]);
     let write = Call::new(&WRITE_PRESENT, blocks, 256);
     let write = write.with_pieces([holes, tables.tiles, tables.picked(), to]);

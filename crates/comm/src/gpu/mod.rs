@@ -18,7 +18,7 @@ pub(crate) use meristem_device::{Call, Piece};
 use meristem_device::{DType, Kernel, KernelHeader, KernelSource, Tensor};
 
 pub(crate) use self::copy::copies;
-pub(crate) use self::feedback::{advance, clear, drain, nothing};
+pub(crate) use self::feedback::{advance, clear, drain, fill_minus_zero};
 pub(crate) use self::indices::{Compaction, common, divide_up, mark, unmark};
 pub(crate) use self::int8::{decode, encode};
 pub(crate) use self::lists::{Merge, merge, scatter, take};

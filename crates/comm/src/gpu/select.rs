@@ -14,9 +14,9 @@ const WARPS: usize = 8;
 const THREADS: u32 = 256;
 /// Largest number of blocks that count digits. Each block clears and adds its bins, so more blocks
 /// cost more.
-const COUNTERS: usize = 1024;
-/// Smallest number of elements per block that counts digits.
-const COUNTED: usize = 4096;
+const COUNT_BLOCKS_MAX: usize = 1024;
+/// Elements of a block that counts digits, unless [`COUNT_BLOCKS_MAX`] blocks have more.
+const COUNT_ELEMENTS: usize = 4096;
 
 static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);
 static COLLECT: Typed =
@@ -28,10 +28,13 @@ static WRITE: Typed = typed!("write_selected", TileRange, [
     read u32, read T, read u32, read T, write i64, write u32, write u32, write T,
 ]);
 
+/// The struct `VisitValues` of `select.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct VisitValues {
+    /// Factor of momentum, as bits of an element.
     factor: u64,
+    /// 1 if the threshold of an earlier selection may be used.
     known: u32,
     unused: u32,
 }
@@ -40,19 +43,29 @@ struct VisitValues {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct TileRange {
+    /// Index of the first element among all elements.
     start: u32,
+    /// Number of the first tile.
     tile: u32,
+    /// Number of tiles of the call in one row.
     tiles: u32,
+    /// Number of blocks of the call for one row.
     blocks: u32,
-    all: u32,
+    /// Number of tiles of a row in the table, those of other calls included.
+    row_tiles: u32,
+    /// 1 for a list, whose entries have indices.
     listed: u32,
 }
 
+/// A digit of a magnitude, and the entries in which it is counted: the struct `Digit` of
+/// `select.cu`.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct Digit {
-    place: TileRange,
+    range: TileRange,
+    /// Bits of the magnitude below the digit.
     shift: u32,
+    /// Bits of the digit.
     bits: u32,
 }
 
@@ -89,20 +102,20 @@ pub(crate) fn select(elements: &Elements<'_>) -> Vec<Call> {
     let Some(tables) = elements.tables.filter(|_| wanted > 0) else {
         return visits(elements, ABSENT);
     };
-    let sources = places(elements);
-    let all = sources.iter().map(|source| source.place.tiles).sum();
+    let sources = entry_sources(elements);
+    let row_tiles = sources.iter().map(|source| source.range.tiles).sum();
     let (threshold, known) = elements.threshold.unwrap_or((ABSENT, false));
-    let selection = Selection { dtype, tables, sources, rows: 1, all, threshold };
+    let selection = Selection { dtype, tables, sources, rows: 1, row_tiles, threshold };
     let mut calls = vec![tables.begin(ABSENT, ABSENT, 1, wanted)];
     calls.extend(visits(elements, tables.control));
     let (digits, room) = (digits(dtype), elements.candidates.indices.len as u32);
     let first = ChooseValues { first: 1, known: known.into(), room, ..digits[0].choice() };
     calls.push(selection.choose(first));
-    for EntrySource { values: source, place, .. } in &selection.sources {
+    for EntrySource { values: source, range, .. } in &selection.sources {
         let ListPieces { indices, values } = elements.candidates;
         let pieces = [*source, indices, values, tables.tiles, tables.control];
-        let call = Call::new(COLLECT.get(dtype), place.blocks, THREADS);
-        calls.push(call.with_pieces(pieces).values(*place));
+        let call = Call::new(COLLECT.get(dtype), range.blocks, THREADS);
+        calls.push(call.with_pieces(pieces).values(*range));
     }
     digits[1..].iter().for_each(|digit| selection.refine(*digit, &mut calls));
     selection.compact(elements.picks, &mut calls);
@@ -132,9 +145,9 @@ pub(crate) fn from_list(selection: &ListSelection) -> Vec<Call> {
         return Vec::new();
     }
     let blocks = tiles.div_ceil(WARPS as u32);
-    let place = TileRange { start: 0, tile: 0, tiles, blocks, all: tiles, listed: 1 };
-    let sources = vec![EntrySource { indices, values, candidates: ListPieces::ABSENT, place }];
-    let selection = Selection { dtype, tables, sources, rows, all: tiles, threshold: ABSENT };
+    let range = TileRange { start: 0, tile: 0, tiles, blocks, row_tiles: tiles, listed: 1 };
+    let sources = vec![EntrySource { indices, values, candidates: ListPieces::ABSENT, range }];
+    let selection = Selection { dtype, tables, sources, rows, row_tiles: tiles, threshold: ABSENT };
     let bounds = bounds.unwrap_or(ABSENT);
     let mut calls = vec![tables.begin(indices, bounds, rows, wanted)];
     digits(dtype).into_iter().for_each(|digit| selection.refine(digit, &mut calls));
@@ -148,8 +161,8 @@ struct Selection {
     tables: TableArguments,
     sources: Vec<EntrySource>,
     rows: usize,
-    /// Tiles per row.
-    all: u32,
+    /// Number of tiles of a row, in all pieces of memory.
+    row_tiles: u32,
     threshold: Piece,
 }
 
@@ -158,7 +171,7 @@ struct EntrySource {
     indices: Piece,
     values: Piece,
     candidates: ListPieces,
-    place: TileRange,
+    range: TileRange,
 }
 
 impl EntrySource {
@@ -171,8 +184,8 @@ impl Selection {
     /// Finds the next digit of the threshold.
     fn refine(&self, digit: Digit, calls: &mut Vec<Call>) {
         for source in &self.sources {
-            let blocks = source.place.blocks.min(COUNTERS as u32);
-            let digit = Digit { place: TileRange { blocks, ..source.place }, ..digit };
+            let blocks = source.range.blocks.min(COUNT_BLOCKS_MAX as u32);
+            let digit = Digit { range: TileRange { blocks, ..source.range }, ..digit };
             let call = Call::new(REFINE.get(self.dtype), self.rows as u32 * blocks, THREADS);
             let pieces = source.pieces().into_iter().chain([self.tables.control]);
             calls.push(call.with_pieces(pieces).values(digit));
@@ -189,42 +202,42 @@ impl Selection {
         let TableArguments { control, tiles } = self.tables;
         let mut over = |kernel: &'static Typed, to: &[Piece]| {
             for source in &self.sources {
-                let blocks = self.rows as u32 * source.place.blocks;
+                let blocks = self.rows as u32 * source.range.blocks;
                 let pieces = source.pieces().into_iter().chain([tiles, control]);
                 let call = Call::new(kernel.get(self.dtype), blocks, THREADS);
-                calls.push(call.with_pieces(pieces.chain(to.iter().copied())).values(source.place));
+                calls.push(call.with_pieces(pieces.chain(to.iter().copied())).values(source.range));
             }
         };
         over(&COUNT, &[]);
         over(&WRITE, &[to.indices, to.values]);
-        let scan = self.tables.scan(self.rows, self.all, self.threshold);
+        let scan = self.tables.scan(self.rows, self.row_tiles, self.threshold);
         calls.insert(calls.len() - self.sources.len(), scan);
     }
 }
 
-/// The memory of the elements: the residual if there is one, else the gradient.
-fn places(elements: &Elements<'_>) -> Vec<EntrySource> {
+/// The pieces of memory that hold the elements: the residual if there is one, else the gradient.
+fn entry_sources(elements: &Elements<'_>) -> Vec<EntrySource> {
     let pieces = elements.residual.as_ref().map_or(elements.gradient, std::slice::from_ref);
-    let all = pieces.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
+    let row_tiles = pieces.iter().map(|piece| piece.len.div_ceil(TILE) as u32).sum();
     let (mut start, mut tile) = (0, 0);
-    let place = |values: &Piece| {
+    let source = |values: &Piece| {
         let tiles = values.len.div_ceil(TILE) as u32;
         let blocks = tiles.div_ceil(WARPS as u32);
-        let place = TileRange { start, tile, tiles, blocks, all, listed: 0 };
+        let range = TileRange { start, tile, tiles, blocks, row_tiles, listed: 0 };
         (start, tile) = (start + values.len as u32, tile + tiles);
-        EntrySource { indices: ABSENT, values: *values, candidates: elements.candidates, place }
+        EntrySource { indices: ABSENT, values: *values, candidates: elements.candidates, range }
     };
-    pieces.iter().map(place).collect()
+    pieces.iter().map(source).collect()
 }
 
-/// Adds the gradient to the residual, and counts first digits.
+/// The calls that add the gradient to the residual, and count first digits.
 fn visits(elements: &Elements<'_>, control: Piece) -> Vec<Call> {
     let dtype = elements.dtype;
     let (velocity, factor) = elements.velocity.map_or((None, 0.0), |(v, factor)| (Some(v), factor));
     let (threshold, known) = elements.threshold.unwrap_or((ABSENT, false));
     let mut start = 0;
     let visit = |gradient: &Piece| {
-        let kept = |piece: Option<Piece>| {
+        let part = |piece: Option<Piece>| {
             let window = |piece: Piece| Piece {
                 start: piece.start + start * dtype.size(),
                 len: gradient.len,
@@ -232,9 +245,9 @@ fn visits(elements: &Elements<'_>, control: Piece) -> Vec<Call> {
             };
             piece.map_or(ABSENT, window)
         };
-        let pieces = [*gradient, kept(elements.residual), kept(velocity), threshold, control];
+        let pieces = [*gradient, part(elements.residual), part(velocity), threshold, control];
         start += gradient.len;
-        let blocks = gradient.len.div_ceil(COUNTED).min(COUNTERS) as u32;
+        let blocks = gradient.len.div_ceil(COUNT_ELEMENTS).min(COUNT_BLOCKS_MAX) as u32;
         let known = u32::from(known);
         let values = VisitValues { factor: bits_of(dtype, factor), known, unused: 0 };
         Call::new(VISIT.get(dtype), blocks, THREADS).with_pieces(pieces).values(values)
@@ -248,11 +261,11 @@ fn digits(dtype: DType) -> Vec<Digit> {
         <T::Magnitude as Magnitude>::BITS
     }
     let mut shift = with_number!(dtype, T => bits::<T>(), 0);
-    let place = TileRange::zeroed();
+    let range = TileRange::zeroed();
     std::iter::from_fn(|| {
         let bits = shift.min(DIGIT);
         shift -= bits;
-        (bits > 0).then_some(Digit { place, shift, bits })
+        (bits > 0).then_some(Digit { range, shift, bits })
     })
     .collect()
 }

@@ -8,14 +8,17 @@ use super::{source, whole};
 
 pub(super) static SOURCE: KernelSource = source!("threshold.cu");
 
-/// Bits per digit, entries per tile, and words of a row's state without and with its bins.
+/// Bits of a digit of a magnitude; the first digit is the most significant one.
 pub(super) const DIGIT: u32 = 12;
+/// Entries of a tile, which one warp handles.
 pub(super) const TILE: usize = 1024;
+/// Words of the struct `State` of `select.cuh`, the state of a row's selection.
 const STATE: usize = 16;
+/// Words of a row in the control memory: its state, and a bin for each value of a digit.
 const ROW: usize = STATE + (1 << DIGIT);
-/// Word of the state with the number of selected entries.
+/// Index of the word of `State` that counts the selected entries.
 const PICKED: usize = 13;
-/// Threads per block that initialises a row or chooses its digit.
+/// Threads of a block that initialises a row or chooses its digit.
 const CHOOSERS: u32 = 256;
 
 const WORDS: Operand = Operand::write::<u32>();
@@ -34,7 +37,9 @@ const fn kernel<V>(entry: &'static str, operands: &'static [Operand]) -> Kernel 
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct BeginValues {
+    /// Entries to select in each row.
     wanted: u32,
+    /// Entries of the list.
     len: u32,
     rows: u32,
     unused: u32,
@@ -44,10 +49,15 @@ struct BeginValues {
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 pub(super) struct ChooseValues {
+    /// Bits of the digit.
     pub(super) bits: u32,
+    /// 1 for the first digit of elements, after which candidates may be collected.
     pub(super) first: u32,
+    /// 1 for the last digit.
     pub(super) last: u32,
+    /// 1 if the threshold of an earlier selection may be used.
     pub(super) known: u32,
+    /// Number of candidates that fit into memory.
     pub(super) room: u32,
     pub(super) unused: u32,
 }
@@ -55,9 +65,11 @@ pub(super) struct ChooseValues {
 /// Largest number of pieces of memory in a selection; each may end with a partial tile.
 pub(crate) const PIECES_MAX: usize = 1024;
 
-/// Memory of selections on a CUDA device: states of rows, and counts of tiles.
+/// Memory of selections on a CUDA device.
 pub(crate) struct SelectionTables {
+    /// u32 `[rows, ROW]`: the state and the bins of each row.
     control: Tensor,
+    /// i64: two numbers for each tile, see `select.cu`.
     tiles: Tensor,
 }
 
@@ -115,10 +127,10 @@ impl TableArguments {
         call.with_pieces([threshold, self.control]).values(values)
     }
 
-    /// Computes prefix sums of the tiles' counts.
-    pub(super) fn scan(self, rows: usize, all: u32, threshold: Piece) -> Call {
-        let threads = all.clamp(32, 1024).next_power_of_two();
+    /// Computes prefix sums of the tiles' counts, `row_tiles` in each row.
+    pub(super) fn scan(self, rows: usize, row_tiles: u32, threshold: Piece) -> Call {
+        let threads = row_tiles.clamp(32, 1024).next_power_of_two();
         let call = Call::new(&SCAN, rows as u32, threads);
-        call.with_pieces([threshold, self.tiles, self.control]).values([all, 0])
+        call.with_pieces([threshold, self.tiles, self.control]).values([row_tiles, 0])
     }
 }

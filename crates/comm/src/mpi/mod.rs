@@ -40,7 +40,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Connection to the MPI thread, shared by all groups of the process. Dropping it ends MPI.
 struct MpiLink {
     jobs: Option<SyncSender<MpiJob>>,
-    /// Closes when the thread has ended MPI, or will never end it.
+    /// Channel that disconnects when the thread has finalized MPI, or has given up waiting for the
+    /// other ranks.
     over: Mutex<Receiver<()>>,
     /// Number of the next group. Locked during a split, so that each number is assigned once.
     next_context: Mutex<i32>,

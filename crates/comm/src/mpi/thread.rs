@@ -74,7 +74,7 @@ pub(super) struct MpiExchange {
 }
 
 /// Body of the thread: starts MPI, reports the rank, serves requests, and finalizes MPI if all
-/// ranks have left in order. `finish` closes at the end.
+/// ranks have left in order. Drops `finish` at the end, which disconnects [`super::MpiLink::over`].
 pub(super) fn run(
     jobs: Receiver<MpiJob>,
     ready: &SyncSender<Result<(usize, usize)>>,
@@ -114,7 +114,8 @@ struct MpiThread {
     later: VecDeque<MpiJob>,
     deadline: Duration,
     groups: BTreeMap<i32, MpiGroup>,
-    /// Dropped as soon as no rank needs to wait for this thread.
+    /// Sender of [`super::MpiLink::over`]; dropped as soon as no rank needs to wait for this
+    /// thread.
     finish: Option<SyncSender<()>>,
     /// Whether a failed exchange never returns.
     stuck: bool,

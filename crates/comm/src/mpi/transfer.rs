@@ -138,8 +138,9 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
     }
 
     /// Completes the exchange. After an error, requests stay in flight and their memory must never
-    /// be freed. The flag next to the error tells whether this rank detected it; otherwise the
-    /// other ranks have it already. `answer_watches` is called repeatedly, and may fail the group.
+    /// be freed. The bool of an error is true if this rank detected the error and must notify the
+    /// others, and false if they already know it. `answer_watches` is called repeatedly, and may
+    /// fail the group.
     pub(super) fn finish(
         mut self,
         answer_watches: &mut AnswerWatches<'_>,

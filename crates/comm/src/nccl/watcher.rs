@@ -67,8 +67,8 @@ struct WatchState {
     closing: Option<WatchEnd>,
     /// Time at which the watch ended.
     finished: Option<Instant>,
-    /// Whether the thread that calls the driver and NCCL is running.
-    asking: bool,
+    /// Whether the thread that polls the driver and NCCL is running.
+    polling: bool,
     /// The error for which exchanges were aborted.
     failure: Option<Error>,
     /// The latest answer of the driver and NCCL, with its time.
@@ -99,7 +99,7 @@ impl DeviceWatcher {
         let state = WatchState {
             closing: None,
             finished: None,
-            asking: true,
+            polling: true,
             failure: None,
             error: None,
             answered: Instant::now(),
@@ -107,14 +107,21 @@ impl DeviceWatcher {
         let shared = Arc::new(WatchShared { state: Mutex::new(state), changed: Condvar::new() });
         let last = Heartbeat { membership, ..Heartbeat::default() };
         let sent = None;
-        let view =
-            GroupView { watch, rank: place.rank, deadline, loss: None, even: false, last, sent };
+        let view = GroupView {
+            watch,
+            rank: place.rank,
+            deadline,
+            loss: None,
+            all_ended: false,
+            last,
+            sent,
+        };
         let asked = (peers.clone(), shared.clone());
-        let polling = start("nccl, ask", move || {
+        let polling = start("nccl, poll", move || {
             let (peers, shared) = asked;
             poll_driver(&peers, &shared);
             drop(peers);
-            lock(&shared.state).asking = false;
+            lock(&shared.state).polling = false;
             shared.changed.notify_all();
         })?;
         let (watched, seen) = (peers.clone(), shared.clone());
@@ -124,7 +131,7 @@ impl DeviceWatcher {
             lock(&seen.state).finished = Some(Instant::now());
             seen.changed.notify_all();
         });
-        // If the watching thread cannot be started, the thread `ask` ends.
+        // If the watching thread cannot be started, this ends the thread that polls the driver.
         let end = |_: &Error| lock(&shared.state).finished = Some(Instant::now());
         let threads = vec![polling, watches.inspect_err(end)?];
         let watcher = DeviceWatcher { shared, threads, deadline };
@@ -203,11 +210,13 @@ fn is_loss(error: &Error) -> bool {
 struct GroupTimes {
     /// Last time at which an exchange was submitted, begun or ended.
     moved: Instant,
+    /// Progress of the device at the previous check.
     before: PeerProgress,
     /// Time of the first error of NCCL.
     broken: Option<Instant>,
     /// Time at which the loss of a rank became known.
     lost: Option<Instant>,
+    /// Time at which the watch was asked to end.
     closed: Option<Instant>,
 }
 
@@ -222,8 +231,8 @@ struct DeviceStatus {
 }
 
 impl DeviceStatus {
-    /// Whether some exchanges have not ended.
-    fn exchanges(&self) -> bool {
+    /// Whether some submitted exchanges have not ended.
+    fn has_pending(&self) -> bool {
         self.progress.submitted != self.progress.ended
     }
 
@@ -253,7 +262,7 @@ impl GroupTimes {
         GroupTimes { moved, before, broken: None, lost: None, closed: None }
     }
 
-    fn note(&mut self, status: &DeviceStatus) {
+    fn record(&mut self, status: &DeviceStatus) {
         if status.progress != self.before {
             (self.before, self.moved) = (status.progress, status.now);
         }
@@ -272,7 +281,7 @@ impl GroupTimes {
         let since = self.closed.map_or(self.moved, |closed| closed.max(self.moved));
         let still = status.now - since >= deadline;
         let lost = status.is_loss() && has_passed(status.now, self.broken, deadline);
-        lost || still && (status.waits() || status.closing.is_some() && status.exchanges())
+        lost || still && (status.waits() || status.closing.is_some() && status.has_pending())
     }
 }
 
@@ -289,7 +298,7 @@ struct GroupView {
     /// The error with which the group cannot continue.
     loss: Option<Error>,
     /// Whether all devices had ended at least this device's exchanges at the last heartbeat.
-    even: bool,
+    all_ended: bool,
     /// The last heartbeat, and the time at which it was sent.
     last: Heartbeat,
     sent: Option<Instant>,
@@ -301,13 +310,13 @@ impl GroupView {
     fn heartbeat(&mut self, status: &DeviceStatus, problem: Option<ExchangeProblem>) {
         let (membership, closing) = (self.last.membership, status.closing.is_some());
         let PeerProgress { reached, ended, .. } = status.progress;
-        let closing = closing && !status.exchanges();
+        let closing = closing && !status.has_pending();
         let heartbeat = Heartbeat { membership, reached, ended, closing, problem };
         let polling = status.waits() || status.error.is_some() || status.closing.is_some();
         let due = self.sent.is_none_or(|sent| status.now - sent >= HEARTBEAT);
         if polling || due || heartbeat != self.last {
             let news = self.watch.heartbeat(&heartbeat);
-            self.even = matches!(news, GroupStatus::Ended);
+            self.all_ended = matches!(news, GroupStatus::Ended);
             if let GroupStatus::Lost(error) = news {
                 self.loss.get_or_insert(error);
             }
@@ -327,7 +336,7 @@ impl GroupView {
         let mut times = GroupTimes::new();
         loop {
             let status = shared.device_status(peers);
-            times.note(&status);
+            times.record(&status);
             let DeviceStatus { now, closing, .. } = status;
             let failed = status.error.clone().filter(|error| !is_loss(error));
             let failed = failed.filter(|_| has_passed(now, times.broken, GRACE));
@@ -342,9 +351,9 @@ impl GroupView {
             if self.loss.is_some() {
                 times.lost.get_or_insert(now);
             }
-            if closing.is_some() && status.error.is_none() && !status.exchanges() {
+            if closing.is_some() && status.error.is_none() && !status.has_pending() {
                 let alone = closing == Some(WatchEnd::Broken) || self.loss.is_some();
-                if self.even || alone || has_passed(now, times.closed, self.deadline) {
+                if self.all_ended || alone || has_passed(now, times.closed, self.deadline) {
                     drop(self.watch);
                     let end = Instant::now() + CLOSE;
                     return peers.close(&mut || Instant::now() < end);
@@ -371,7 +380,7 @@ impl WatchShared {
     fn end_within(&self, closing: WatchEnd, deadline: Duration) -> bool {
         let begin = Instant::now();
         let mut state = lock(&self.state);
-        while state.finished.is_none() || state.asking {
+        while state.finished.is_none() || state.polling {
             let at_once = closing == WatchEnd::Broken || state.failure.is_some();
             let end = match state.finished {
                 Some(finished) => finished + GRACE,

@@ -43,7 +43,7 @@ pub(crate) fn check_momentum(operation: &'static str, factor: f64) -> Result<f64
 
 impl Momentum {
     pub(crate) fn new(stream: &Stream, dtype: DType, len: usize, factor: f64) -> Result<Momentum> {
-        Ok(Momentum { factor, velocity: nothing(stream, dtype, len)? })
+        Ok(Momentum { factor, velocity: minus_zeros(stream, dtype, len)? })
     }
 
     /// Updates the velocity by a gradient and returns it.
@@ -100,7 +100,7 @@ impl Feedback {
             Some(factor) => Some(Momentum::new(stream, dtype, len, factor)?),
             None => None,
         };
-        Ok(Feedback { residual: nothing(stream, dtype, len)?, momentum })
+        Ok(Feedback { residual: minus_zeros(stream, dtype, len)?, momentum })
     }
 
     /// Velocity of momentum correction; `None` without it.
@@ -192,11 +192,11 @@ impl Feedback {
     }
 }
 
-/// An empty residual or velocity: minus zero.
-fn nothing(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
+/// A residual or velocity without any sum so far: minus zeros.
+fn minus_zeros(stream: &Stream, dtype: DType, len: usize) -> Result<Tensor> {
     let tensor = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
-    let launch = stream.launch("feedback, nothing kept").write(&tensor);
-    let launch = launch.gpu(|| gpu::nothing(dtype, gpu::whole(0, &tensor)));
+    let launch = stream.launch("feedback, minus zeros").write(&tensor);
+    let launch = launch.gpu(|| gpu::fill_minus_zero(dtype, gpu::whole(0, &tensor)));
     with_number!(
         dtype,
         T => launch.run(|args| args.write::<T>(0).fill(T::NEUTRAL))?,
@@ -248,7 +248,7 @@ pub(crate) fn select(
         launch = launch.write(tensor);
     }
     launch = launch.gpu(|| on_gpu(gradient, feedback, picks, candidates, threshold));
-    let kind = SelectArguments { refresh, kept: feedback.is_some(), factor };
+    let kind = SelectArguments { refresh, has_residual: feedback.is_some(), factor };
     with_number!(
         gradient.dtype(),
         T => launch.run(move |args| run::<T>(args, &kind))?,
@@ -288,8 +288,11 @@ fn on_gpu(
 /// The optional arguments of the selection kernel, which follow the first four and precede the
 /// gradient.
 struct SelectArguments {
+    /// Whether to recompute the stored threshold; `None` without a threshold.
     refresh: Option<bool>,
-    kept: bool,
+    /// Whether there is a residual.
+    has_residual: bool,
+    /// Factor of momentum; `None` without a velocity.
     factor: Option<f64>,
 }
 
@@ -306,11 +309,11 @@ fn run<T: SumElement>(args: &mut Args<'_>, kind: &SelectArguments) {
         (Some(threshold), Some(false)) => Some(T::Magnitude::narrow(**threshold as u64)),
         _ => None,
     };
-    let first = next + usize::from(kind.kept) + usize::from(kind.factor.is_some());
+    let first = next + usize::from(kind.has_residual) + usize::from(kind.factor.is_some());
     let mut gradient = SliceList::new((first..args.len()).map(|at| args.read::<T>(at)));
     let isa = args.isa();
     let picks = Picks { indices: &mut *indices, values: &mut *values };
-    let picked = match (kind.kept, kind.factor) {
+    let picked = match (kind.has_residual, kind.factor) {
         (false, _) => top_k(isa, &mut gradient, known, candidates, picks),
         (true, factor) => {
             let residual = args.write(next);

@@ -46,7 +46,7 @@ impl TopKStorage {
     /// [`Error::Device`].
     pub fn new(like: &Tensor, ranks: usize, k_max: usize) -> Result<TopKStorage> {
         let operation = "TopKStorage::new";
-        check::number(operation, "like", like)?;
+        check::summable(operation, "like", like)?;
         Expect::any().contiguous().check(operation, "like", like)?;
         check_k(operation, like.numel(), k_max)?;
         if ranks == 0 {

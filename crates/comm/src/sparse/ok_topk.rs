@@ -119,9 +119,10 @@ impl OkTopKBuffers {
         (&self.threshold, self.step.is_multiple_of(self.refresh))
     }
 
-    /// Digest of the state that is equal on all ranks: the schedule of thresholds and regions. The
-    /// regions follow from the first ones and the results since.
-    pub(crate) fn kept_by_all(&self) -> u64 {
+    /// Digest of the state that must be equal on all ranks: the schedule, and the regions. Without
+    /// an import all ranks have the same regions, which follow from the results; imported regions
+    /// are part of `imported`.
+    pub(crate) fn shared_digest(&self) -> u64 {
         digest(&(self.imported, self.step, self.refresh))
     }
 

@@ -75,7 +75,7 @@ impl<T: SumElement> ElementSource for SliceList<'_, T> {
 /// Number of candidates to allocate for selecting k of `len` elements: the expected number above a
 /// sampled threshold, plus four standard deviations, because a small sample estimates poorly.
 pub(crate) fn candidates_len(len: usize, k: usize) -> usize {
-    let rank = sampled_rank(len, k) + 1.0;
+    let rank = sampled_count(len, k) + 1.0;
     let share = (rank + 4.0 * rank.sqrt()) / sampled_len(len) as f64;
     len.min((share * len as f64) as usize + 1024)
 }
@@ -165,9 +165,9 @@ fn sampled_len(len: usize) -> usize {
     (len / RUN).clamp(1, SAMPLE / RUN) * RUN.min(len.max(1))
 }
 
-/// Expected rank of the k-th largest of `len` elements within a sample, plus four standard
+/// Expected number of sampled elements among the k largest of `len` elements, plus four standard
 /// deviations of a binomial count.
-fn sampled_rank(len: usize, k: usize) -> f64 {
+fn sampled_count(len: usize, k: usize) -> f64 {
     let expected = k as f64 / len.max(1) as f64 * sampled_len(len) as f64;
     expected + 4.0 * expected.sqrt() + 4.0
 }
@@ -193,7 +193,7 @@ fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
             *magnitude = value.magnitude();
         }
     }
-    let rank = sampled_rank(len, k) as usize;
+    let rank = sampled_count(len, k) as usize;
     if rank >= size {
         return one;
     }
@@ -229,12 +229,14 @@ impl<S: ElementSource> Vectorized for Collect<'_, S> {
             for at in (0..whole).step_by(BLOCK) {
                 part.visit(at, block);
                 let reach = reaching(block, low);
-                count = note((reach, block), first + at, (&mut *found, &mut *values), count);
+                count =
+                    append_reaching((reach, block), first + at, (&mut *found, &mut *values), count);
             }
             let rest = len - whole;
             part.visit(whole, &mut block[..rest]);
             let reach = reaching(block, low) & ((1 << rest) - 1);
-            count = note((reach, block), first + whole, (&mut *found, &mut *values), count);
+            count =
+                append_reaching((reach, block), first + whole, (&mut *found, &mut *values), count);
             first += len;
         }
         if count > found.len() { usize::MAX } else { count }
@@ -254,7 +256,7 @@ fn reaching<T: SumElement>(block: &[T; BLOCK], low: T::Magnitude) -> u64 {
 
 /// Appends the elements whose bits are set; elements that do not fit are only counted.
 #[inline(always)]
-fn note<T: SumElement>(
+fn append_reaching<T: SumElement>(
     (mut bits, block): (u64, &[T; BLOCK]),
     start: usize,
     (found, values): (&mut [u32], &mut [T]),

@@ -108,7 +108,7 @@ impl SparseSum {
     /// [`Error::BadArgument`] for elements that cannot be summed, more than 2^32 - 1 elements, or a
     /// momentum outside [0, 1); [`Error::Device`].
     pub fn new(like: &Tensor, sparse: SparseMethod, keep: FeedbackMode) -> Result<SparseSum> {
-        check::number(sparse.operation(), "like", like)?;
+        check::summable(sparse.operation(), "like", like)?;
         SparseSum::with_len(like.stream(), like.dtype(), like.numel(), sparse, keep)
     }
 
@@ -161,7 +161,7 @@ impl SparseSum {
 
     /// Exports threshold, regions and step of Ok-Topk; `None` for other algorithms. Waits for the
     /// device.
-    pub(crate) fn export_split(&self) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn export_ok_topk(&self) -> Result<Option<Vec<u8>>> {
         match &self.work {
             Some(SparseWork { k, buffers: SparseBuffers::OkTopK(buffers), .. }) => {
                 let mut bytes = (*k as u64).to_ne_bytes().to_vec();
@@ -172,9 +172,9 @@ impl SparseSum {
         }
     }
 
-    /// Imports bytes of [`export_split`](SparseSum::export_split) that fit this group and
+    /// Imports bytes of [`export_ok_topk`](SparseSum::export_ok_topk) that fit this group and
     /// algorithm; otherwise thresholds and regions are recomputed.
-    pub(crate) fn import_split(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn import_ok_topk(&mut self, comm: &Communicator, bytes: &[u8]) -> Result<()> {
         let Some((k, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let k = u64::from_ne_bytes(*k) as usize;
         if !matches!(self.sparse, SparseMethod::OkTopK { .. }) || k == 0 || k >= self.len {
@@ -279,7 +279,7 @@ impl SparseSum {
         let mut call = CollectiveCall { parameter, ..call };
         if k == 0 {
             comm.agree(&call, &self.stream)?;
-            return self.nothing(input, output);
+            return self.send_none(input, output);
         }
         self.prepare(comm, k)?;
         if let Some(phases) = &mut self.phases {
@@ -291,7 +291,7 @@ impl SparseSum {
             SparseBuffers::TopK(buffers) => (buffers.picks()?, None),
             SparseBuffers::GTopK(buffers) => (buffers.picks()?, None),
             SparseBuffers::OkTopK(buffers) => {
-                call.kept = buffers.kept_by_all();
+                call.state_digest = buffers.shared_digest();
                 (buffers.picks()?, Some(buffers.threshold()))
             }
         };
@@ -359,7 +359,7 @@ impl SparseSum {
     }
 
     /// Sends no elements: all of them are added to the residual.
-    fn nothing(&self, input: &Spans, output: &Spans) -> Result<()> {
+    fn send_none(&self, input: &Spans, output: &Spans) -> Result<()> {
         let empty = Lists::new(&self.stream, self.dtype, 1, 0)?;
         if self.feedback.is_some() {
             let none =

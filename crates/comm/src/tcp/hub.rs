@@ -38,12 +38,14 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(50);
 /// A group at the hub.
 pub(super) struct HubGroup {
     board: RankBoard<TcpArrival, TcpAnswer>,
-    seats: Mutex<HubMembers>,
+    members: Mutex<HubMembers>,
 }
 
-/// The ranks that have joined, and the number of ranks that have left.
+/// The members of a group.
 struct HubMembers {
-    taken: Vec<bool>,
+    /// Whether each rank has joined.
+    joined: Vec<bool>,
+    /// Number of ranks that have left.
     left: usize,
 }
 
@@ -69,8 +71,8 @@ impl HubGroup {
     }
 
     fn new(size: usize, deadline: Duration) -> Arc<HubGroup> {
-        let seats = Mutex::new(HubMembers { taken: vec![false; size], left: 0 });
-        Arc::new(HubGroup { board: RankBoard::new(size, deadline), seats })
+        let members = Mutex::new(HubMembers { joined: vec![false; size], left: 0 });
+        Arc::new(HubGroup { board: RankBoard::new(size, deadline), members })
     }
 }
 
@@ -79,8 +81,9 @@ struct HubState {
     groups: HashMap<u64, Arc<HubGroup>>,
     /// Number of the next group.
     next: u64,
-    /// Numbers of open connections, and of ranks in this process.
+    /// Number of open connections.
     connected: usize,
+    /// Number of ranks in this process.
     here: usize,
     /// Number of connections without a greeting.
     ungreeted: usize,
@@ -157,7 +160,7 @@ impl TcpHub {
     /// Adds a rank to its group, once; otherwise returns the reason.
     fn add_rank(&self, member: GroupMember) -> Result<Arc<HubGroup>, String> {
         let group = self.group(member)?;
-        let taken = std::mem::replace(&mut lock(&group.seats).taken[member.rank as usize], true);
+        let taken = std::mem::replace(&mut lock(&group.members).joined[member.rank as usize], true);
         if taken { Err(format!("another process has RANK {}", member.rank)) } else { Ok(group) }
     }
 
@@ -173,9 +176,9 @@ impl TcpHub {
     fn remove_rank(&self, group: &HubGroup, member: GroupMember, reason: LeaveReason) {
         group.board.leave(member.rank as usize, reason);
         let left = {
-            let mut seats = lock(&group.seats);
-            seats.left += 1;
-            seats.left
+            let mut members = lock(&group.members);
+            members.left += 1;
+            members.left
         };
         if left == group.board.size() && member.group != 0 {
             lock(&self.state).groups.remove(&member.group);
@@ -198,7 +201,7 @@ impl TcpHub {
         }
         if answered.is_err() {
             // The rank does not know that it has joined, and may retry.
-            lock(&group.seats).taken[member.rank as usize] = false;
+            lock(&group.members).joined[member.rank as usize] = false;
             return;
         }
         let connection = Connection::open(&self);
@@ -231,7 +234,7 @@ impl TcpHub {
                 Some(HubRequest::Left { panicked: true }) => return LeaveReason::Panicked,
                 Some(HubRequest::Left { panicked: false }) => return LeaveReason::Orderly,
                 Some(HubRequest::Aborted(reason)) => group.board.abort(rank, &reason),
-                Some(HubRequest::Heartbeat(_)) | None => return LeaveReason::Strange,
+                Some(HubRequest::Heartbeat(_)) | None => return LeaveReason::InvalidData,
             }
         }
     }
@@ -251,7 +254,7 @@ impl TcpHub {
             // Equal calls have equal kinds of arguments, unless a rank sent invalid bytes.
             let kind = |arrival: &&TcpArrival| std::mem::discriminant(&arrival.arguments);
             if let Some(rank) = arrivals.iter().position(|a| kind(a) != kind(&arrivals[0])) {
-                let reason = LeaveReason::Strange.text();
+                let reason = LeaveReason::InvalidData.text();
                 return Err(Error::RankGone { operation, rank, reason });
             }
             match arrivals[0].arguments {
@@ -362,7 +365,7 @@ fn serve_watch(stream: &mut TcpStream, group: &HubGroup, rank: usize) {
         let heartbeat = match HubRequest::decode(&bytes) {
             Some(HubRequest::Heartbeat(heartbeat)) => heartbeat,
             Some(HubRequest::Left { .. }) => return group.unwatch(rank),
-            _ => return group.leave(rank, LeaveReason::Strange),
+            _ => return group.leave(rank, LeaveReason::InvalidData),
         };
         let answer = match group.heartbeat(rank, &heartbeat) {
             GroupStatus::Sound => Ok(TcpAnswer::Sound),

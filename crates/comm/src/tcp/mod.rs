@@ -153,7 +153,7 @@ fn hub_lost(operation: &'static str, error: Option<&io::Error>, deadline: Durati
             Error::RankLate { operation, rank, seconds: deadline.as_secs_f64() }
         }
         Some(_) => Error::RankGone { operation, rank, reason: LeaveReason::Closed.text() },
-        None => Error::RankGone { operation, rank, reason: LeaveReason::Strange.text() },
+        None => Error::RankGone { operation, rank, reason: LeaveReason::InvalidData.text() },
     }
 }
 

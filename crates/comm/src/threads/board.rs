@@ -1,10 +1,11 @@
-//! Rendezvous of ranks that are threads of one process.
+//! Meetings of ranks: every rank brings a value, and gets an answer that depends on all values.
+//! Used by ranks that are threads of one process, and by the hub of TCP.
 //!
 //! Invariants
-//! - A round ends when every rank has arrived; the last rank to arrive completes it for all. No
-//!   rank enters the next round before it has taken the answer of this one.
-//! - A successful round answers every rank, even if a rank is lost afterwards.
-//! - After a failure no round ends: every waiting or arriving rank gets the failure.
+//! - A meeting ends when every rank has arrived; the last rank to arrive completes it for all. No
+//!   rank enters the next meeting before it has taken the answer of this one.
+//! - A successful meeting answers every rank, even if a rank is lost afterwards.
+//! - After a failure no meeting ends: every waiting or arriving rank gets the failure.
 
 use std::time::{Duration, Instant};
 
@@ -15,34 +16,39 @@ use crate::watch::{ExchangeProblem, GroupStatus, Heartbeat, SILENT, endless};
 #[cfg(all(test, not(feature = "shuttle")))]
 mod tests;
 
-/// Time for another rank to explain an overdue device.
-const UNNAMED: Duration = Duration::from_secs(2);
+/// Time for which a device may be overdue while no rank is known to be late. Then the group fails
+/// without the name of a rank.
+const UNEXPLAINED_MAX: Duration = Duration::from_secs(2);
 
-/// A rendezvous of a fixed number of ranks: each rank contributes an `A` and takes a `B`.
+/// Meetings of a fixed number of ranks, one after the other: each rank contributes an `A` and takes
+/// a `B`.
 pub(crate) struct RankBoard<A, B> {
     size: usize,
     deadline: Duration,
     state: Mutex<BoardState<A, B>>,
-    turned: Condvar,
-    /// Changes at the end of every round and at a failure, so that ranks can poll without the lock.
+    changed: Condvar,
+    /// Changes at the end of every meeting and at a failure, so that ranks can poll without the
+    /// lock.
     signal: AtomicU64,
 }
 
 struct BoardState<A, B> {
-    round: u64,
+    /// Number of the current meeting.
+    meeting: u64,
+    /// Number of ranks that have arrived at it.
     arrived: usize,
-    /// Contributions to the current round, by rank.
+    /// Contributions to the current meeting, by rank.
     brought: Vec<Option<A>>,
-    /// Whether each rank has arrived in the current round.
+    /// Whether each rank has arrived at the current meeting.
     here: Vec<bool>,
-    /// Answers of the last round until they are taken, by rank.
+    /// Answers of the last meeting until they are taken, by rank.
     answers: Vec<Option<B>>,
     /// The latest heartbeat of each rank, if ranks are watched.
     heartbeats: Vec<Option<LastHeartbeat>>,
     /// Time of the first heartbeat of any rank.
     watched: Option<Instant>,
-    /// Time since which a device is overdue for an unknown reason.
-    unnamed: Option<Instant>,
+    /// Time at which a device was first reported as overdue.
+    overdue_since: Option<Instant>,
     /// The first failure.
     failure: Option<BoardFailure>,
     /// The first failure that is not an orderly departure. After it the devices of the other ranks
@@ -55,10 +61,10 @@ struct LastHeartbeat {
     at: Instant,
     heartbeat: Heartbeat,
     /// Whether more heartbeats will come.
-    goes_on: bool,
+    continues: bool,
 }
 
-/// The reason why no round ends any more.
+/// The reason why no meeting ends any more.
 #[derive(Clone)]
 enum BoardFailure {
     Gone { rank: usize, reason: LeaveReason },
@@ -77,7 +83,7 @@ pub(crate) enum LeaveReason {
     /// The process or machine no longer sends.
     Vanished,
     /// The rank sent invalid bytes.
-    Strange,
+    InvalidData,
 }
 
 impl LeaveReason {
@@ -92,22 +98,22 @@ impl LeaveReason {
             LeaveReason::Panicked => "its thread panicked",
             LeaveReason::Closed => "its connection closed",
             LeaveReason::Vanished => "it does not answer any more",
-            LeaveReason::Strange => "it sent data that this version does not send",
+            LeaveReason::InvalidData => "it sent data that this version does not send",
         }
     }
 }
 
 impl<A, B> BoardState<A, B> {
     /// The rank that has been silent longest, for at least [`SILENT`], among the ranks for which
-    /// `counts` returns true. A rank without heartbeats counts as silent since the first heartbeat
-    /// of any rank.
-    fn silent(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
+    /// `is_included` returns true. A rank without heartbeats counts as silent since the first
+    /// heartbeat of any rank.
+    fn silent(&self, is_included: impl Fn(usize) -> bool) -> Option<usize> {
         let (now, first) = (Instant::now(), self.watched?);
         let since = |rank: usize| match &self.heartbeats[rank] {
-            Some(sign) => sign.goes_on.then_some((sign.at, rank)),
+            Some(sign) => sign.continues.then_some((sign.at, rank)),
             None => Some((first, rank)),
         };
-        let ranks = (0..self.heartbeats.len()).filter(|rank| counts(*rank)).filter_map(since);
+        let ranks = (0..self.heartbeats.len()).filter(|rank| is_included(*rank)).filter_map(since);
         ranks.filter(|(at, _)| now - *at >= SILENT).min().map(|(_, rank)| rank)
     }
 
@@ -119,10 +125,10 @@ impl<A, B> BoardState<A, B> {
         })
     }
 
-    /// The lowest of the ranks with least progress, among the ranks for which `counts` returns
+    /// The lowest of the ranks with least progress, among the ranks for which `is_included` returns
     /// true.
-    fn least_progress(&self, counts: impl Fn(usize) -> bool) -> Option<usize> {
-        let ranks = (0..self.heartbeats.len()).filter(|rank| counts(*rank));
+    fn least_progress(&self, is_included: impl Fn(usize) -> bool) -> Option<usize> {
+        let ranks = (0..self.heartbeats.len()).filter(|rank| is_included(*rank));
         ranks.min_by_key(|rank| self.position(*rank))
     }
 
@@ -137,19 +143,19 @@ impl<A, B> BoardState<A, B> {
 impl<A, B> RankBoard<A, B> {
     pub(crate) fn new(size: usize, deadline: Duration) -> Self {
         let state = BoardState {
-            round: 0,
+            meeting: 0,
             arrived: 0,
             brought: (0..size).map(|_| None).collect(),
             here: vec![false; size],
             answers: (0..size).map(|_| None).collect(),
             heartbeats: (0..size).map(|_| None).collect(),
             watched: None,
-            unnamed: None,
+            overdue_since: None,
             failure: None,
             loss: None,
         };
-        let (state, turned) = (Mutex::new(state), Condvar::new());
-        RankBoard { size, deadline, state, turned, signal: AtomicU64::new(0) }
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        RankBoard { size, deadline, state, changed, signal: AtomicU64::new(0) }
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -176,21 +182,23 @@ impl<A, B> RankBoard<A, B> {
         state.brought[rank] = Some(bring);
         state.here[rank] = true;
         state.arrived += 1;
-        let round = state.round;
+        let meeting = state.meeting;
         let mut state = if state.arrived == self.size {
             self.complete(state, complete)
         } else {
-            self.wait(state, round)
+            self.wait(state, meeting)
         };
-        // A completed round is valid for this rank even if another rank has left since.
+        // A completed meeting is valid for this rank even if another rank has left since.
         match (state.answers.get_mut(rank).and_then(Option::take), &state.failure) {
             (Some(answer), _) => Ok(answer),
             (None, Some(failure)) => Err(self.error(operation, failure)),
-            (None, None) => unreachable!("a round ends with an answer for each rank or a failure"),
+            (None, None) => {
+                unreachable!("a meeting ends with an answer for each rank or a failure")
+            }
         }
     }
 
-    /// Ends the round. Contributions are read and dropped without the lock: this may wait for a
+    /// Ends the meeting. Contributions are read and dropped without the lock: this may wait for a
     /// full stream, and a rank that leaves meanwhile needs the lock to report its departure.
     fn complete<'a>(
         &'a self,
@@ -209,26 +217,26 @@ impl<A, B> RankBoard<A, B> {
         (state.brought, state.answers) = (brought, answers);
         state.here.fill(false);
         state.arrived = 0;
-        state.round += 1;
+        state.meeting += 1;
         match outcome {
-            Ok(()) => self.turn(),
+            Ok(()) => self.notify(),
             Err(error) => self.fail(&mut state, BoardFailure::Other(error)),
         }
         state
     }
 
-    /// Waits for the end of the round, a failure, or the deadline.
+    /// Waits for the end of the meeting, a failure, or the deadline.
     fn wait<'a>(
         &'a self,
         state: MutexGuard<'a, BoardState<A, B>>,
-        round: u64,
+        meeting: u64,
     ) -> MutexGuard<'a, BoardState<A, B>> {
         let end = Instant::now() + self.deadline;
         let signal = self.signal.load(Ordering::Acquire);
         drop(state);
         spin_until(|| self.signal.load(Ordering::Acquire) != signal);
         let mut state = lock(&self.state);
-        while state.round == round && state.failure.is_none() {
+        while state.meeting == meeting && state.failure.is_none() {
             if Instant::now() >= end && state.arrived < self.size {
                 let missing = |rank: usize| !state.here[rank];
                 let rank = state.silent(missing).or_else(|| state.least_progress(missing));
@@ -236,11 +244,11 @@ impl<A, B> RankBoard<A, B> {
                 self.fail(&mut state, BoardFailure::Late { rank });
                 break;
             }
-            // All ranks have arrived and the round is being completed, which may wait for the
+            // All ranks have arrived and the meeting is being completed, which may wait for the
             // device.
             let completing = state.arrived == self.size;
             let end = if completing { Instant::now() + self.deadline } else { end };
-            state = wait_until(&self.turned, state, end);
+            state = wait_until(&self.changed, state, end);
         }
         state
     }
@@ -259,7 +267,7 @@ impl<A, B> RankBoard<A, B> {
     /// Records that a rank sends no more heartbeats, because its device starts no more exchanges.
     pub(crate) fn unwatch(&self, rank: usize) {
         if let Some(sign) = &mut lock(&self.state).heartbeats[rank] {
-            sign.goes_on = false;
+            sign.continues = false;
         }
     }
 
@@ -269,7 +277,7 @@ impl<A, B> RankBoard<A, B> {
         let at = Instant::now();
         state.watched.get_or_insert(at);
         state.heartbeats[rank] =
-            Some(LastHeartbeat { at, heartbeat: heartbeat.clone(), goes_on: true });
+            Some(LastHeartbeat { at, heartbeat: heartbeat.clone(), continues: true });
         match &heartbeat.problem {
             None => {}
             Some(problem @ (ExchangeProblem::Overdue | ExchangeProblem::Stuck)) => {
@@ -278,10 +286,10 @@ impl<A, B> RankBoard<A, B> {
                     state.least_progress(|other| other != rank && state.position(other) < own)
                 });
                 let late = late.or((*problem == ExchangeProblem::Stuck).then_some(rank));
-                let unnamed = *state.unnamed.get_or_insert_with(Instant::now);
+                let since = *state.overdue_since.get_or_insert_with(Instant::now);
                 if let Some(rank) = late {
                     self.fail(&mut state, BoardFailure::Late { rank });
-                } else if unnamed.elapsed() >= UNNAMED {
+                } else if since.elapsed() >= UNEXPLAINED_MAX {
                     self.fail(&mut state, BoardFailure::Other(endless(self.deadline)));
                 }
             }
@@ -314,12 +322,13 @@ impl<A, B> RankBoard<A, B> {
         if state.failure.is_none() {
             state.failure = Some(failure);
         }
-        self.turn();
+        self.notify();
     }
 
-    fn turn(&self) {
+    /// Wakes the waiting ranks.
+    fn notify(&self) {
         self.signal.fetch_add(1, Ordering::Release);
-        self.turned.notify_all();
+        self.changed.notify_all();
     }
 
     fn error(&self, operation: &'static str, failure: &BoardFailure) -> Error {

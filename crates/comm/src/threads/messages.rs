@@ -62,9 +62,10 @@ pub(super) fn read(parcels: &[Parcel]) -> Result<Vec<HostMessage>> {
     Ok(parcels.iter().zip(bytes).map(message).collect())
 }
 
-/// Pairs the messages of all ranks with the parcels for which they are: those between two ranks in
-/// the order of sending. `sends` and `receives` are by rank. Calls `pair` with the receiving rank,
-/// the index of the parcel in its list, and the message.
+/// Pairs every message with the parcel that receives it. The n-th message from one rank to another
+/// belongs to the n-th parcel that the receiver expects from the sender. `sends` and `receives`
+/// have one list for each rank. Calls `pair` with the receiving rank, the index of the parcel in
+/// the rank's list, and the message.
 ///
 /// # Errors
 /// [`Error::Disagreement`] for a message without a parcel of its type and number of elements, or a

@@ -33,7 +33,7 @@ use crate::transport::{
 use crate::watch::{GroupStatus, GroupWatch, Heartbeat};
 use crate::{gpu, host};
 
-/// Contribution of a rank to a rendezvous.
+/// Contribution of a rank to a meeting.
 struct ThreadArrival {
     call: CollectiveCall,
     /// Stream for the rank's part of the work; `None` for a barrier, a split, or messages.
@@ -78,7 +78,7 @@ impl ThreadArguments {
 enum ThreadAnswer {
     Done,
     /// Nothing is done, because the ranks are on different devices.
-    Apart,
+    DevicesDiffer,
     /// The bytes of each parcel to receive.
     Messages(Vec<Arc<Vec<u8>>>),
     Split(Threads),
@@ -91,14 +91,16 @@ pub(crate) struct Threads {
     board: Arc<Meeting>,
     rank: usize,
     /// Whether the ranks are known to be on different devices.
-    is_apart: bool,
+    on_other_devices: bool,
 }
 
 impl Threads {
     /// The transports of a new group.
     pub(crate) fn all(size: usize, deadline: Duration) -> Vec<Threads> {
         let board = Arc::new(RankBoard::new(size, deadline));
-        (0..size).map(|rank| Threads { board: board.clone(), rank, is_apart: false }).collect()
+        (0..size)
+            .map(|rank| Threads { board: board.clone(), rank, on_other_devices: false })
+            .collect()
     }
 
     fn meet(
@@ -112,8 +114,8 @@ impl Threads {
         self.board.meet(call.operation, self.rank, arrival, |arrivals, answers| {
             let arrivals: Vec<&ThreadArrival> = arrivals.iter().flatten().collect();
             check_calls(&arrivals)?;
-            if are_apart(&arrivals) {
-                answers.iter_mut().for_each(|answer| *answer = Some(ThreadAnswer::Apart));
+            if devices_differ(&arrivals) {
+                answers.iter_mut().for_each(|answer| *answer = Some(ThreadAnswer::DevicesDiffer));
                 return Ok(());
             }
             match arrivals[0].arguments {
@@ -129,7 +131,7 @@ impl Threads {
     }
 
     /// Exchanges through host memory. Waits for the device.
-    fn exchange_apart(
+    fn exchange_by_host(
         &self,
         call: &CollectiveCall,
         sends: &[Parcel],
@@ -146,8 +148,8 @@ impl Threads {
     }
 
     /// Remembers that the ranks are on different devices.
-    fn note_apart(&mut self) {
-        self.is_apart = true;
+    fn note_devices_differ(&mut self) {
+        self.on_other_devices = true;
         let (rank, ranks) = (self.rank, self.board.size());
         tracing::debug!(target: COMM_LOG, rank, ranks, "devices differ: through host memory");
     }
@@ -181,15 +183,15 @@ impl Transport for Threads {
     ) -> Result<()> {
         let group = GroupRank { rank: self.rank(), size: self.size() };
         check_parcels(call.operation, stream, group, Parcels { sends, receives })?;
-        if !self.is_apart {
+        if !self.on_other_devices {
             let arguments =
                 ThreadArguments::Exchange { sends: sends.to_vec(), receives: receives.to_vec() };
             match self.meet(call, Some(stream), arguments)? {
-                ThreadAnswer::Apart => self.note_apart(),
+                ThreadAnswer::DevicesDiffer => self.note_devices_differ(),
                 _ => return Ok(()),
             }
         }
-        self.exchange_apart(call, sends, receives)
+        self.exchange_by_host(call, sends, receives)
     }
 
     fn all_reduce(
@@ -198,17 +200,17 @@ impl Transport for Threads {
         stream: &Stream,
         sum: &Sum<'_, Spans>,
     ) -> Result<bool> {
-        if self.is_apart {
+        if self.on_other_devices {
             return Ok(false);
         }
         // Serves both orders: each rank sums in rank order in either case.
         let (input, output) = (sum.input.clone(), sum.output.clone());
         let arguments = ThreadArguments::Sum { input, output, reduction: sum.reduction };
         let answer = self.meet(call, Some(stream), arguments)?;
-        if let ThreadAnswer::Apart = answer {
-            self.note_apart();
+        if let ThreadAnswer::DevicesDiffer = answer {
+            self.note_devices_differ();
         }
-        Ok(!self.is_apart)
+        Ok(!self.on_other_devices)
     }
 
     fn barrier(&mut self, call: &CollectiveCall) -> Result<()> {
@@ -265,7 +267,7 @@ fn check_calls(arrivals: &[&ThreadArrival]) -> Result<()> {
 }
 
 /// Whether the streams of the ranks are on different devices, or on different openings of one.
-fn are_apart(arrivals: &[&ThreadArrival]) -> bool {
+fn devices_differ(arrivals: &[&ThreadArrival]) -> bool {
     let mut devices = arrivals.iter().map(|arrival| arrival.stream.as_ref().map(Stream::device));
     let first = devices.next().flatten();
     devices.any(|device| device != first)
@@ -356,14 +358,14 @@ fn copy(args: &mut Args<'_>) {
 /// All-reduce: each rank sums its shard in rank order and writes it to all outputs.
 fn sum(arrivals: &[&ThreadArrival]) -> Result<()> {
     let (n, call) = (arrivals.len(), arrivals[0].call);
-    let wishes: SmallVec<[(&Spans, &Spans); 8]> =
+    let operands: SmallVec<[(&Spans, &Spans); 8]> =
         arrivals.iter().filter_map(|arrival| arrival.arguments.sum()).collect();
     // In place, the output is the input.
     let in_place: SmallVec<[bool; 8]> =
-        wishes.iter().map(|(input, output)| input.is_same(output)).collect();
+        operands.iter().map(|(input, output)| input.is_same(output)).collect();
     let mut shares = Vec::with_capacity(n);
     for rank in 0..n {
-        shares.push(pieces_of_shard(&wishes, &in_place, shard(call.count(), n, rank))?);
+        shares.push(pieces_of_shard(&operands, &in_place, shard(call.count(), n, rank))?);
     }
     let mean =
         matches!(arrivals[0].arguments, ThreadArguments::Sum { reduction: Reduction::Mean, .. });
@@ -414,18 +416,19 @@ fn sums(
 }
 
 /// The elements of a shard, part by part: outputs of all ranks, then the inputs in separate memory.
+/// `operands` are the input and the output of each rank.
 fn pieces_of_shard(
-    wishes: &[(&Spans, &Spans)],
+    operands: &[(&Spans, &Spans)],
     in_place: &[bool],
     shard: Range<usize>,
 ) -> Result<Vec<Tensor>> {
-    let mut pieces = Vec::with_capacity(2 * wishes.len());
-    let all = wishes.iter().flat_map(|&(input, output)| [input, output]);
+    let mut pieces = Vec::with_capacity(2 * operands.len());
+    let all = operands.iter().flat_map(|&(input, output)| [input, output]);
     for part in parts(all, &shard) {
-        for (_, output) in wishes {
+        for (_, output) in operands {
             pieces.extend(output.window(part.clone())?.into_pieces());
         }
-        for ((input, _), _) in wishes.iter().zip(in_place).filter(|(_, same)| !**same) {
+        for ((input, _), _) in operands.iter().zip(in_place).filter(|(_, same)| !**same) {
             pieces.extend(input.window(part.clone())?.into_pieces());
         }
     }

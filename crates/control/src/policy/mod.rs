@@ -284,8 +284,8 @@ impl Policy {
         self.network.gradients()
     }
 
-    /// Recomputes the norm after the tensors of [`Policy::gradients`] were overwritten. Does not
-    /// wait.
+    /// Recomputes the L2 norm of the gradient, after the tensors of [`Policy::gradients`] were
+    /// overwritten. Does not wait.
     ///
     /// # Errors
     /// [`Error::Argument`] without a pass.

@@ -43,11 +43,11 @@ pub enum PolicyForm {
     },
 }
 
-/// Places for the layers that can become wider, and floats of each. The last places of the slot
-/// head are theirs.
+/// Size of the set of layers that can become wider. Their choices in the slot head follow those of
+/// the slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerSet {
-    /// Number of layers; of hosts with different numbers the largest.
+    /// Largest number of such layers in a host; sets with fewer layers are padded.
     pub places: usize,
     /// Floats per layer.
     pub features: usize,
@@ -61,9 +61,9 @@ pub struct PolicyShape {
     pub form: PolicyForm,
     /// Floats per observation of the env, without the elements of the sets.
     pub features: usize,
-    /// Number of slots; of hosts with different numbers the largest.
+    /// Largest number of slots in a host.
     pub slots: usize,
-    /// Number of blueprints; of hosts with different numbers the largest.
+    /// Largest number of blueprints in a host's set.
     pub blueprints: usize,
     /// Width of the hidden layers.
     pub hidden: usize,

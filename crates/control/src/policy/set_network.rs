@@ -9,7 +9,7 @@
 //! observations ─────────────────────────────────────────────────────────────────────────┴─ concat
 //!   ─ Linear ─ LayerNorm ─ ReLU ─ x;  context = x + LayerNorm(LSTM(x))
 //!
-//! context ─ a head's MLP ─ logits (for each head but two);  context ─ V's MLP ─ value
+//! context ─ a head's MLP ─ logits (except heads slot and blueprint);  context ─ V's MLP ─ value
 //! e and context ─ ReLU(Linear(e) + Linear(context)) ─ Linear ─ a logit for each slot
 //! f and context, likewise ─ a logit for each blueprint
 //! ```

@@ -11,8 +11,8 @@ pub struct PolicyDomain {
     pub slots: Vec<String>,
     /// Blueprints in index order.
     pub blueprints: Vec<String>,
-    /// Layers that can become wider, in index order. Of no account to a policy that observes no
-    /// layers, and in no file.
+    /// Layers that can become wider, in index order. A policy that observes no layers ignores them;
+    /// policy files do not contain them.
     pub layers: Vec<String>,
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::normalizers::Normalizers;
-use super::{PolicyDomain, Ppo, ReturnScale};
+use super::{PolicyDomain, Ppo, ScalarMoments};
 use crate::error::{Error, Result};
 use crate::policy::PolicyForm;
 
@@ -17,7 +17,7 @@ const VERSION: &str = "1";
 /// Version of the metadata of a policy for any host.
 const SET_VERSION: &str = "2";
 
-/// Version of the metadata of a policy for any host that chooses WIDEN.
+/// Version of the metadata of a policy that serves any host and can choose WIDEN.
 const LAYER_VERSION: &str = "3";
 
 /// Versions that this program reads.
@@ -29,7 +29,7 @@ const FORM: &str = "form";
 /// The form of a policy for any host.
 const SET: &str = "set";
 
-/// The form of a policy for any host that chooses WIDEN.
+/// The form of a policy that serves any host and can choose WIDEN.
 const SET_AND_LAYERS: &str = "set-widen";
 
 /// Key of the seeds.
@@ -146,7 +146,7 @@ pub(super) fn import(ppo: &mut Ppo, weights: &StateDict, metadata: &Metadata) ->
     let of_sets = form.is_some();
     let sets = of_sets.then(|| parse(metadata, SET_NORMALIZERS)).transpose()?;
     let normalizers = Normalizers { observations: parse(metadata, "normalizer")?, sets };
-    let scale: ReturnScale = parse(metadata, "return_scale")?;
+    let scale: ScalarMoments = parse(metadata, "return_scale")?;
     let learned_with = policy_seeds(metadata)?;
     if form != form_of(ppo) {
         let of = |form| match form {

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand, Piece};
 
-use super::targets::{ReturnScale, Targets};
+use super::targets::{ScalarMoments, Targets};
 
 pub(super) static SOURCE: KernelSource = KernelSource {
     name: "crates/control/src/ppo/targets.cu",
@@ -63,9 +63,9 @@ pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
     rewards.chunks(ROW).enumerate().map(chunk).collect()
 }
 
-/// Computes advantages and returns. `part`: this rank has a part of the envs, and the targets stay
-/// unnormalised.
-pub(super) fn targets(targets: &Targets, scale: ReturnScale, envs: usize, part: bool) -> Call {
+/// Computes advantages and returns. If `part` is true, this rank has only a part of the envs, and
+/// the targets stay unnormalised until the moments of all ranks are merged.
+pub(super) fn targets(targets: &Targets, scale: ScalarMoments, envs: usize, part: bool) -> Call {
     let values = TargetValues {
         gamma: targets.discounts.gamma,
         lambda: targets.discounts.lambda,

@@ -25,9 +25,9 @@ pub struct PpoGroup {
     /// Rank of the first policy of this process.
     first: usize,
     /// Number of ranks in all processes.
-    of: usize,
-    /// Envs per rank.
-    envs: usize,
+    ranks_total: usize,
+    /// Number of envs of each rank.
+    envs_per_rank: usize,
 }
 
 impl PpoGroup {
@@ -60,7 +60,7 @@ impl PpoGroup {
             rank.first_env = comm.rank() * envs;
             rank.ranks = Some(Ranks::new(comm, rank.policy.stream(), options));
         }
-        Ok(Self { ranks, first, of, envs })
+        Ok(Self { ranks, first, ranks_total: of, envs_per_rank: envs })
     }
 
     /// Joins the saved states of all processes, in rank order, into one state.
@@ -83,8 +83,8 @@ impl PpoGroup {
 
     /// The rank of an env.
     fn rank_of(&mut self, env: usize) -> Result<&mut Ppo> {
-        let (all, first) = (self.ranks.len() * self.envs, self.first * self.envs);
-        let own = env.checked_sub(first).map(|env| env / self.envs.max(1));
+        let (all, first) = (self.ranks.len() * self.envs_per_rank, self.first * self.envs_per_rank);
+        let own = env.checked_sub(first).map(|env| env / self.envs_per_rank.max(1));
         let rank = own.and_then(|rank| self.ranks.get_mut(rank));
         let expected = || format!("one of {all} envs from {first} on");
         rank.ok_or_else(|| protocol(expected(), format!("env {env}")))
@@ -95,11 +95,11 @@ impl PpoGroup {
         &'a mut self,
         all: &'a [T],
     ) -> Result<impl Iterator<Item = (&'a mut Ppo, &'a [T])>> {
-        let expected = self.ranks.len() * self.envs;
+        let expected = self.ranks.len() * self.envs_per_rank;
         if all.len() != expected {
             return Err(protocol(format!("{expected} envs"), all.len().to_string()));
         }
-        Ok(self.ranks.iter_mut().zip(all.chunks(self.envs.max(1))))
+        Ok(self.ranks.iter_mut().zip(all.chunks(self.envs_per_rank.max(1))))
     }
 }
 
@@ -151,8 +151,9 @@ impl Controller for PpoGroup {
     /// Restores the ranks of this process from the state of all ranks.
     fn restore(&mut self, state: &ControllerState) -> Result<()> {
         let memories: Vec<Vec<u8>> = state.memory(NAME)?;
-        if memories.len() != self.of {
-            let problem = format!("it has {} ranks, this run has {}", memories.len(), self.of);
+        if memories.len() != self.ranks_total {
+            let problem =
+                format!("it has {} ranks, this run has {}", memories.len(), self.ranks_total);
             return Err(Error::BadState { controller: NAME.into(), problem });
         }
         let before = self.save()?;
@@ -194,16 +195,16 @@ impl Controller for PpoGroup {
             ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| panicked())).collect()
         });
         // A rank's own failure explains more than the errors of ranks that lost a partner.
-        let (mut first, mut lonely) = (None, None);
+        let (mut first, mut lost_partner) = (None, None);
         for report in reports {
             match report {
                 Ok(report) => first = first.or(Some(report)),
                 Err(Error::Ranks(error)) if !error.is_own() => {
-                    lonely = lonely.or(Some(Error::Ranks(error)));
+                    lost_partner = lost_partner.or(Some(Error::Ranks(error)));
                 }
                 Err(error) => return Err(error),
             }
         }
-        lonely.map_or(Ok(first.flatten()), Err)
+        lost_partner.map_or(Ok(first.flatten()), Err)
     }
 }

@@ -6,7 +6,7 @@ use meristem_device::{Owner, Result, Tensor};
 
 use super::ranks::Ranks;
 use super::rollout::{self, Rollout};
-use super::targets::{ReturnScale, Targets};
+use super::targets::{ScalarMoments, Targets};
 use crate::error::Result as ControlResult;
 use crate::policy::{Policy, PolicyBatch, PolicyInputs};
 
@@ -84,7 +84,7 @@ impl Minibatch {
         targets: Targets,
         ranks: Option<&mut Ranks>,
     ) -> ControlResult<()> {
-        let mut moments = ReturnScale::default();
+        let mut moments = ScalarMoments::default();
         let advantages = self.advantages.to_vec::<f32>()?;
         advantages.into_iter().for_each(|advantage| moments.push(f64::from(advantage)));
         let moments = ranks.map_or(Ok(moments), |ranks| ranks.merge(moments))?;

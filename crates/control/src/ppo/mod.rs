@@ -1,11 +1,11 @@
 //! The learning controller: proximal policy optimisation (Schulman et al., 2017) over whole
 //! episodes.
 //!
-//! A step is one copy to the device (`inbox`), one launch that ends with the draw of the actions,
-//! and one read-back for all envs. The rollout keeps transitions on the policy's device. At the end
-//! of a round `targets` computes advantages and returns there, and `update` trains the policy on
-//! the whole round or on its minibatches (`minibatch`). In the first rounds the heuristic may act
-//! instead (`teacher`).
+//! A step is one copy to the device (`step_inputs`), one launch that ends with the draw of the
+//! actions, and one read-back for all envs. The rollout keeps transitions on the policy's device.
+//! At the end of a round `targets` computes advantages and returns there, and `update` trains the
+//! policy on the whole round or on its minibatches (`minibatch`). In the first rounds the heuristic
+//! may act instead (`teacher`).
 //!
 //! A rollback by the governor is a termination. With [`PpoConfig::bootstrap`] the end of an episode
 //! is a truncation: V of the next observation replaces the rewards to come. Without it the end is a
@@ -17,13 +17,13 @@ mod domain;
 mod file;
 mod gpu;
 mod group;
-mod inbox;
 mod minibatch;
 mod normalizers;
 mod outputs;
 mod ranks;
 mod rollout;
 mod state;
+mod step_inputs;
 mod targets;
 mod teacher;
 mod update;
@@ -41,13 +41,13 @@ pub use self::file::{
     policy_domain, policy_is_of_sets, policy_observes_layers, policy_seeds, policy_width,
 };
 pub use self::group::PpoGroup;
-use self::inbox::{StepHeader, StepInputs};
 use self::normalizers::Normalizers;
 pub use self::outputs::PolicyOutputs;
 use self::outputs::four_tensors;
 use self::ranks::Ranks;
 use self::rollout::{Rollout, RolloutShape};
-use self::targets::{ReturnScale, Targets};
+use self::step_inputs::{StepHeader, StepInputs};
+use self::targets::{ScalarMoments, Targets};
 use self::teacher::Teacher;
 pub use self::teacher::TeacherRules;
 use crate::action::{Action, ActionOp, Choices, OpCounts};
@@ -105,21 +105,21 @@ pub struct Ppo {
     domain: PolicyDomain,
     learning: Learning,
     policy: Policy,
-    inbox: StepInputs,
+    step_inputs: StepInputs,
     rollout: Rollout,
     /// LSTM state before the step, f32 `[envs, 2·hidden]`.
     state: Tensor,
     /// LSTM state after the step; swapped with `state`.
     next_state: Tensor,
     normalizers: Normalizers,
-    scale: ReturnScale,
+    scale: ScalarMoments,
     /// Number of decisions in this round; 0 without learning.
     step: usize,
     /// Whether the next call must bring the rewards of the last decision.
     rewards_missing: bool,
     /// Envs whose next step begins a trajectory.
     fresh: Vec<bool>,
-    /// Steps of all rounds; part of the key of the random numbers.
+    /// Number of decisions of each env in all rounds; part of the key of the random numbers.
     decisions: u64,
     /// Number of rounds learned from.
     rounds: u64,
@@ -216,11 +216,11 @@ impl Ppo {
             learning,
             state: policy.initial_state(envs)?,
             next_state: policy.initial_state(envs)?,
-            inbox: StepInputs::new(stream, &shape, envs, policy.legality_words())?,
+            step_inputs: StepInputs::new(stream, &shape, envs, policy.legality_words())?,
             policy,
             rollout,
             normalizers: Normalizers::new(&shape),
-            scale: ReturnScale::default(),
+            scale: ScalarMoments::default(),
             step: 0,
             rewards_missing: false,
             fresh: vec![true; envs],
@@ -246,11 +246,11 @@ impl Ppo {
         &self.config
     }
 
-    /// Compares the envs of each member with each other: env i has member i modulo `members`, and
-    /// the envs of a member have the same settings. The mean advantage of the other envs of the
-    /// member at the same step is subtracted from each advantage. It does not depend on the action,
-    /// so gradients stay unbiased, and differences between members leave the advantages (Kool, van
-    /// Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
+    /// Compares the envs of each member with each other: env i belongs to member i modulo
+    /// `members`, and the envs of a member have the same settings. The mean advantage of the other
+    /// envs of the member at the same step is subtracted from each advantage. It does not depend on
+    /// the action, so gradients stay unbiased, and differences between members leave the advantages
+    /// (Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
     pub fn with_compared_members(self, members: usize) -> Self {
         Self { compared_members: Some(members), ..self }
     }
@@ -320,7 +320,7 @@ impl Ppo {
             value_scale: self.scale.std() as f32,
         };
         let header = StepHeader { fresh: &self.fresh, gather, key };
-        self.inbox.send(views, &mut self.normalizers, header)?;
+        self.step_inputs.send(views, &mut self.normalizers, header)?;
         self.run_policy()?;
         std::mem::swap(&mut self.state, &mut self.next_state);
         self.fresh.fill(false);
@@ -394,9 +394,9 @@ impl Ppo {
         }
     }
 
-    /// Enqueues a policy step on the inputs in the inbox. The rollout receives the results.
+    /// Enqueues a policy step on the uploaded inputs. The rollout receives the results.
     fn run_policy(&mut self) -> Result<()> {
-        let StepInputs { rows, legality, step, .. } = &self.inbox;
+        let StepInputs { rows, legality, step, .. } = &self.step_inputs;
         let inputs = PolicyInputs { rows: rows.iter().collect(), state: &self.state };
         let to = self.rollout.acted(self.step)?;
         let acting = ActTensors {
@@ -422,7 +422,7 @@ impl Controller for Ppo {
         let own = env.checked_sub(self.first_env);
         if let Some(fresh) = own.and_then(|env| self.fresh.get_mut(env)) {
             *fresh = true;
-            self.inbox.forget_hosts();
+            self.step_inputs.forget_hosts();
         }
         if let Some(teacher) = &mut self.teacher {
             teacher.heuristic.begin_episode(env);

@@ -7,7 +7,7 @@ use meristem_nn::{HostData, HostTensor, StateDict};
 
 use super::protocol;
 use super::rollout::Rollout;
-use super::targets::{ReturnScale, Targets};
+use super::targets::{ScalarMoments, Targets};
 use crate::error::{Error, Result};
 use crate::normalizer::{Moments, Normalizer};
 use crate::policy::Policy;
@@ -23,20 +23,20 @@ pub(super) struct Ranks {
     comm: Option<Communicator>,
     stream: Stream,
     options: ExchangeOptions,
-    kept: ExchangeSlot,
+    exchange: GradientExchange,
 }
 
 /// The gradient exchange. The first gradient creates it; before that only an imported state exists.
-enum ExchangeSlot {
+enum GradientExchange {
     Imported(ExchangeState),
     Running(Box<Exchange>),
 }
 
-impl std::fmt::Debug for ExchangeSlot {
+impl std::fmt::Debug for GradientExchange {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            ExchangeSlot::Imported(_) => "Imported",
-            ExchangeSlot::Running(_) => "Running",
+            GradientExchange::Imported(_) => "Imported",
+            GradientExchange::Running(_) => "Running",
         })
     }
 }
@@ -44,8 +44,8 @@ impl std::fmt::Debug for ExchangeSlot {
 impl Ranks {
     pub(super) fn new(comm: Communicator, stream: &Stream, options: &ExchangeOptions) -> Self {
         let (stream, options) = (stream.clone(), options.clone());
-        let kept = ExchangeSlot::Imported(ExchangeState::default());
-        Self { comm: Some(comm), stream, options, kept }
+        let exchange = GradientExchange::Imported(ExchangeState::default());
+        Self { comm: Some(comm), stream, options, exchange }
     }
 
     /// Leaves the communicator, so that the other ranks fail at once instead of waiting. Afterwards
@@ -79,15 +79,15 @@ impl Ranks {
         rollout: &Rollout,
         steps: usize,
         targets: Targets,
-        scale: &mut ReturnScale,
+        scale: &mut ScalarMoments,
     ) -> Result<f64> {
         let ([returns, advantages], paid) = rollout.finish_part(steps, targets)?;
         let own = [&returns.to_array()[..], &advantages.to_array(), &[paid]].concat();
         let all = self.gather(&own)?;
-        let mut advantages = ReturnScale::default();
+        let mut advantages = ScalarMoments::default();
         for rank in &all {
-            scale.merge(&ReturnScale::from_array([rank[0], rank[1], rank[2]]));
-            advantages.merge(&ReturnScale::from_array([rank[3], rank[4], rank[5]]));
+            scale.merge(&ScalarMoments::from_array([rank[0], rank[1], rank[2]]));
+            advantages.merge(&ScalarMoments::from_array([rank[3], rank[4], rank[5]]));
         }
         let advantages = (!targets.by_minibatch).then(|| advantages.mean_and_std());
         rollout.normalise(steps, targets, scale.std(), advantages)?;
@@ -95,10 +95,10 @@ impl Ranks {
     }
 
     /// Moments of the numbers of all ranks.
-    pub(super) fn merge(&mut self, own: ReturnScale) -> Result<ReturnScale> {
-        let mut merged = ReturnScale::default();
+    pub(super) fn merge(&mut self, own: ScalarMoments) -> Result<ScalarMoments> {
+        let mut merged = ScalarMoments::default();
         for rank in self.gather(&own.to_array())? {
-            merged.merge(&ReturnScale::from_array([rank[0], rank[1], rank[2]]));
+            merged.merge(&ScalarMoments::from_array([rank[0], rank[1], rank[2]]));
         }
         Ok(merged)
     }
@@ -108,13 +108,13 @@ impl Ranks {
     pub(super) fn exchange(&mut self, policy: &mut Policy) -> Result<()> {
         let gradients = policy.gradients()?;
         let comm = joined(&mut self.comm)?;
-        if let ExchangeSlot::Imported(state) = &self.kept {
+        if let GradientExchange::Imported(state) = &self.exchange {
             let named: Vec<(&str, &Tensor)> = gradients.iter().map(|(n, t)| (*n, t)).collect();
             let mut exchange = Exchange::new(&self.options, &named)?;
             exchange.import(comm, state)?;
-            self.kept = ExchangeSlot::Running(Box::new(exchange));
+            self.exchange = GradientExchange::Running(Box::new(exchange));
         }
-        if let ExchangeSlot::Running(exchange) = &mut self.kept {
+        if let GradientExchange::Running(exchange) = &mut self.exchange {
             let gradients: Vec<&Tensor> = gradients.iter().map(|(_, tensor)| tensor).collect();
             exchange.run(comm, &gradients)?;
         }
@@ -160,9 +160,9 @@ impl Ranks {
 
     /// Saves the exchange's state into a checkpoint and returns the exchange's step.
     pub(super) fn save(&self, tensors: &mut StateDict) -> Result<u64> {
-        let state = match &self.kept {
-            ExchangeSlot::Imported(state) => state.clone(),
-            ExchangeSlot::Running(exchange) => exchange.export()?,
+        let state = match &self.exchange {
+            GradientExchange::Imported(state) => state.clone(),
+            GradientExchange::Running(exchange) => exchange.export()?,
         };
         let step = state.step;
         for (name, bytes) in state.into_parts() {
@@ -177,7 +177,7 @@ impl Ranks {
             HostData::U8(bytes) => Some((name.strip_prefix(PREFIX)?, &bytes[..])),
             _ => None,
         });
-        self.kept = ExchangeSlot::Imported(ExchangeState::from_parts(step, parts));
+        self.exchange = GradientExchange::Imported(ExchangeState::from_parts(step, parts));
     }
 }
 

@@ -4,7 +4,7 @@
 use meristem_device::{Call, DType, Fill, Owner, Result, Stream, Tensor};
 
 use super::gpu;
-use super::targets::{ReturnScale, Targets};
+use super::targets::{ScalarMoments, Targets};
 use crate::gae::Trajectories;
 use crate::masks::HEAD_COUNT;
 use crate::policy::PolicyShape;
@@ -214,7 +214,7 @@ impl Rollout {
         &self,
         steps: usize,
         targets: Targets,
-        scale: &mut ReturnScale,
+        scale: &mut ScalarMoments,
     ) -> Result<f64> {
         if targets.by_minibatch {
             let ([returns, _], paid) = self.finish_part(steps, targets)?;
@@ -228,7 +228,7 @@ impl Rollout {
             let [count, mean, m2] = targets.write(trajectories, before, a, returns).to_array();
             [count, mean, m2, 0.0, 0.0, 0.0]
         })?;
-        *scale = ReturnScale::from_array([stats[0], stats[1], stats[2]]);
+        *scale = ScalarMoments::from_array([stats[0], stats[1], stats[2]]);
         Ok(stats[6])
     }
 
@@ -239,15 +239,15 @@ impl Rollout {
         &self,
         steps: usize,
         targets: Targets,
-    ) -> Result<([ReturnScale; 2], f64)> {
-        let call = gpu::targets(&targets, ReturnScale::default(), self.shape.envs, true);
+    ) -> Result<([ScalarMoments; 2], f64)> {
+        let call = gpu::targets(&targets, ScalarMoments::default(), self.shape.envs, true);
         let stats = self.targets(steps, call, move |trajectories, a, returns| {
             let [scale, advantages] =
-                targets.write_part(trajectories, a, returns).map(ReturnScale::to_array);
+                targets.write_part(trajectories, a, returns).map(ScalarMoments::to_array);
             [scale[0], scale[1], scale[2], advantages[0], advantages[1], advantages[2]]
         })?;
         let moments =
-            |at: usize| ReturnScale::from_array([stats[at], stats[at + 1], stats[at + 2]]);
+            |at: usize| ScalarMoments::from_array([stats[at], stats[at + 1], stats[at + 2]]);
         Ok(([moments(0), moments(3)], stats[6]))
     }
 
@@ -355,7 +355,7 @@ mod tests {
             advantage_std_floor: 0.1,
             by_minibatch: false,
         };
-        let mut scale = ReturnScale { count: 7.0, mean: 0.25, m2: 3.0 };
+        let mut scale = ScalarMoments { count: 7.0, mean: 0.25, m2: 3.0 };
         let paid = rollout.finish(8, targets, &mut scale).unwrap();
         let (parts, _) = rollout.finish_part(8, targets).unwrap();
         rollout.normalise(8, targets, parts[0].std(), Some((0.1, 0.3))).unwrap();

@@ -7,7 +7,7 @@ use meristem_nn::{HostTensor, StateDict};
 use serde::{Deserialize, Serialize};
 
 use super::normalizers::Normalizers;
-use super::{NAME, Ppo, ReturnScale};
+use super::{NAME, Ppo, ScalarMoments};
 use crate::action::OpCounts;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -24,7 +24,7 @@ struct PpoMemory {
     #[serde(default)]
     seeds: Vec<u64>,
     normalizer: Normalizer,
-    scale: ReturnScale,
+    scale: ScalarMoments,
     step: usize,
     #[serde(rename = "owed")]
     rewards_missing: bool,
@@ -108,7 +108,7 @@ pub(super) fn save_learned(ppo: &Ppo) -> Result<ControllerState> {
         seeds: ppo.seeds.clone(),
         normalizer: ppo.normalizers.observations.clone(),
         set_normalizers: ppo.normalizers.sets.clone(),
-        layers: ppo.inbox.layers.clone(),
+        layers: ppo.step_inputs.layers.clone(),
         rounds: Some(ppo.rounds),
         scale: ppo.scale,
         step: ppo.step,
@@ -147,7 +147,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
     let fits = ppo.normalizers.accept(&normalizers)
         && memory.scale.is_usable()
         && (memory.fresh.len() == envs || begins_anew)
-        && (memory.layers.len() == ppo.inbox.layers.len() || begins_anew)
+        && (memory.layers.len() == ppo.step_inputs.layers.len() || begins_anew)
         && memory.step <= ppo.rollout.shape().steps
         && memory.step as u64 <= memory.decisions;
     if !fits {
@@ -226,7 +226,7 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
         ppo.fresh = vec![true; envs];
         ppo.rollout.begin()?;
     } else {
-        ppo.inbox.layers = layers;
+        ppo.step_inputs.layers = layers;
     }
     ppo.set_floors()
 }

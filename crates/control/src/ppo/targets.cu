@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) reward(Span<float> row, Reward
     if (first() < row.len) row[first()] += of.rewards[first()];
 }
 
-// Running moments; `ReturnScale` in targets.rs.
+// Running moments; `ScalarMoments` in targets.rs.
 struct Moments {
     double count, mean, m2;
 

@@ -5,22 +5,22 @@ use serde::{Deserialize, Serialize};
 use crate::gae::{Discounts, Trajectories, advantages};
 
 /// Smallest divisor of the returns.
-const LEAST_SCALE: f64 = 1e-3;
+const RETURN_STD_MIN: f64 = 1e-3;
 
-/// Running moments of all returns. V is trained in units of their standard deviation. Also used for
-/// the moments of advantages, with several ranks or several minibatches.
+/// Running mean and variance of numbers: of all returns, in units of whose standard deviation V is
+/// trained; and with several ranks or minibatches, of the advantages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct ReturnScale {
+pub(super) struct ScalarMoments {
     pub(super) count: f64,
     pub(super) mean: f64,
     pub(super) m2: f64,
 }
 
-impl ReturnScale {
-    /// The standard deviation, at least [`LEAST_SCALE`]; 1 for fewer than two returns.
+impl ScalarMoments {
+    /// The standard deviation, at least [`RETURN_STD_MIN`]; 1 for fewer than two returns.
     pub(super) fn std(&self) -> f64 {
-        if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(LEAST_SCALE) }
+        if self.count < 2.0 { 1.0 } else { (self.m2 / self.count).sqrt().max(RETURN_STD_MIN) }
     }
 
     /// Mean and standard deviation, without a lower bound.
@@ -50,7 +50,7 @@ impl ReturnScale {
         [self.count, self.mean, self.m2]
     }
 
-    /// Decodes the numbers of [`ReturnScale::to_array`].
+    /// Decodes the numbers of [`ScalarMoments::to_array`].
     pub(super) fn from_array([count, mean, m2]: [f64; 3]) -> Self {
         Self { count, mean, m2 }
     }
@@ -80,10 +80,10 @@ impl Targets {
     pub(super) fn write(
         &self,
         trajectories: &Trajectories<'_>,
-        mut scale: ReturnScale,
+        mut scale: ScalarMoments,
         a: &mut [f32],
         returns: &mut [f32],
-    ) -> ReturnScale {
+    ) -> ScalarMoments {
         self.write_raw(trajectories, &mut scale, a, returns);
         let n = a.len().max(1) as f64;
         let mean = a.iter().copied().map(f64::from).sum::<f64>() / n;
@@ -96,7 +96,7 @@ impl Targets {
     fn write_raw(
         &self,
         trajectories: &Trajectories<'_>,
-        scale: &mut ReturnScale,
+        scale: &mut ScalarMoments,
         a: &mut [f32],
         returns: &mut [f32],
     ) {
@@ -114,8 +114,8 @@ impl Targets {
         trajectories: &Trajectories<'_>,
         a: &mut [f32],
         returns: &mut [f32],
-    ) -> [ReturnScale; 2] {
-        let [mut scale, mut of_advantages] = [ReturnScale::default(); 2];
+    ) -> [ScalarMoments; 2] {
+        let [mut scale, mut of_advantages] = [ScalarMoments::default(); 2];
         self.write_raw(trajectories, &mut scale, a, returns);
         a.iter().for_each(|x| of_advantages.push(f64::from(*x)));
         [scale, of_advantages]
@@ -183,7 +183,7 @@ mod tests {
             terminated: &[1; 3],
         };
         let (mut a, mut returns) = ([0.0; 3], [0.0; 3]);
-        let scale = targets.write(&trajectories, ReturnScale::default(), &mut a, &mut returns);
+        let scale = targets.write(&trajectories, ScalarMoments::default(), &mut a, &mut returns);
         // Returns 2, 0, 4: mean 2, variance 8/3. Advantages 2, −3, 3: mean 2/3, variance 62/9.
         let std = (8.0f64 / 3.0).sqrt();
         for (got, expected) in returns.iter().zip([2.0, 0.0, 4.0]) {

@@ -45,8 +45,9 @@ pub(super) struct Teacher {
 }
 
 impl Teacher {
-    /// The action that the heuristic demonstrates. It makes layers wider as the policy may, in the
-    /// envs in which it may; `widens`: the policy chooses WIDEN.
+    /// The action that the heuristic demonstrates. If the policy can choose WIDEN (`widens`), the
+    /// heuristic makes layers wider within the limits that the env sets to the policy, and
+    /// otherwise not at all.
     fn decide(&mut self, view: &EnvView<'_>, widens: bool) -> Action {
         let config = match self.rules.get(view.env) {
             Some(rules) => rules.config(view.facts.train_samples),
@@ -64,8 +65,8 @@ impl Ppo {
         Self { teacher: Some(Teacher { heuristic, rounds, rules: vec![] }), ..self }
     }
 
-    /// Gives each env rules of its own for the demonstrations of the next rounds, and makes the
-    /// teacher forget earlier rounds. Without a teacher it has no effect.
+    /// Sets the rules of each env for the demonstrations of the next rounds, and clears the memory
+    /// of the teacher. Has no effect without a teacher.
     pub fn set_teacher_rules(&mut self, rules: Vec<TeacherRules>) {
         if let Some(teacher) = &mut self.teacher {
             let heuristic = Heuristic::new(*teacher.heuristic.config());

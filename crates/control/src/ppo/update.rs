@@ -109,7 +109,7 @@ fn optimise(
     if let Some(ranks) = &mut ppo.ranks {
         seen = PassStatistics::from_slice(&ranks.mean(&seen.to_vec())?);
     }
-    seen.note(report, is_first);
+    seen.write_to(report, is_first);
     if !seen.is_finite() {
         report.skipped = 1;
         return Ok(false);
@@ -193,7 +193,7 @@ impl PassStatistics {
 
     /// Writes the statistics into the round's report. Entropies and explained variance come from
     /// the first minibatch, before the parameters of the acting policy change.
-    fn note(&self, report: &mut RoundReport, is_first: bool) {
+    fn write_to(&self, report: &mut RoundReport, is_first: bool) {
         if is_first {
             report.entropies = self.entropies;
             report.explained_variance = self.explained_variance;

@@ -7,7 +7,7 @@ use bytemuck::{Pod, Zeroable};
 use half::f16;
 use meristem_device::{Call, Kernel, KernelSource, Operand, Owner, Piece, Program, Stream, Tensor};
 
-use super::kernel::{Drawing, SampleStorage, Storage};
+use super::kernel::{EpochAugment, SampleStorage, StoredValues};
 use crate::augment::Augment;
 use crate::error::Result;
 use crate::shape::SampleShape;
@@ -82,7 +82,7 @@ macro_rules! kernels {
 static OF_CLASSES: Kernels = kernels!(u32, "");
 static OF_VALUES: Kernels = kernels!(f32, "_to_values");
 
-impl Storage {
+impl StoredValues {
     /// Whether the constants are a tensor, because there may be any number of channels.
     fn has_table(self) -> bool {
         matches!(self, Self::ManyBytes | Self::Integers | Self::Halves | Self::Floats)
@@ -164,7 +164,7 @@ impl GpuGather {
     pub(super) fn program(
         &self,
         storage: SampleStorage,
-        Drawing { augment, seed, .. }: Drawing,
+        EpochAugment { augment, seed, .. }: EpochAugment,
         lens: [usize; 6],
     ) -> Program {
         // Without augmentation nothing is drawn, and envs with different seeds share the program.
@@ -175,12 +175,12 @@ impl GpuGather {
             return program.clone();
         }
         let kernel = match storage.values {
-            Storage::Bytes => &self.kernels.bytes,
-            Storage::ManyBytes => &self.kernels.many_bytes,
-            Storage::Integers => &self.kernels.integers,
-            Storage::Halves => &self.kernels.halves,
-            Storage::Floats => &self.kernels.floats,
-            Storage::Normalized => &self.kernels.normalized,
+            StoredValues::Bytes => &self.kernels.bytes,
+            StoredValues::ManyBytes => &self.kernels.many_bytes,
+            StoredValues::Integers => &self.kernels.integers,
+            StoredValues::Halves => &self.kernels.halves,
+            StoredValues::Floats => &self.kernels.floats,
+            StoredValues::Normalized => &self.kernels.normalized,
         };
         let values = GpuValues {
             seed,

@@ -1,4 +1,4 @@
-//! The gather on the processor: select, augment and normalise in one pass (D2, D8).
+//! The gather on a CPU device: select, augment and normalise in one pass (D2, D8).
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -152,9 +152,10 @@ impl<V: StoredValue> Conversion for ByTable<'_, V> {
     }
 }
 
-/// Type of the stored values that the kernel reads.
+/// Stored values that the kernel reads: their type, and whether their constants are in blocks or in
+/// a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Storage {
+pub(super) enum StoredValues {
     /// u8, of at most 4 channels.
     Bytes,
     /// u8, of more channels.
@@ -172,14 +173,14 @@ pub(super) enum Storage {
 /// Storage of the samples that the kernel reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct SampleStorage {
-    pub(super) values: Storage,
+    pub(super) values: StoredValues,
     /// Whether only the samples of this batch are stored, in its order; else the whole dataset.
     pub(super) staged: bool,
 }
 
 /// Augmentation of an env's images in an epoch.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Drawing {
+pub(super) struct EpochAugment {
     pub(super) augment: Augment,
     pub(super) seed: u64,
     pub(super) epoch: u64,
@@ -206,7 +207,12 @@ impl GatherKernel {
     /// samples u32 [n]; outputs: inputs f32 [n, H, W, C], targets u32 [n] or f32 [n, K]. The words
     /// of the epoch, and the table of constants, are for the GPU's kernel; here they are
     /// parameters.
-    pub(super) fn run(&self, args: &mut Args<'_>, storage: SampleStorage, drawing: Drawing) {
+    pub(super) fn run(
+        &self,
+        args: &mut Args<'_>,
+        storage: SampleStorage,
+        epoch_augment: EpochAugment,
+    ) {
         let samples = args.read::<u32>(2);
         let inputs = args.write::<f32>(3);
         match self.targets {
@@ -225,18 +231,19 @@ impl GatherKernel {
             }
         }
         let isa = args.isa();
-        let pick = PickedSamples { kernel: self, samples, drawing, staged: storage.staged };
+        let pick = PickedSamples { kernel: self, samples, epoch_augment, staged: storage.staged };
         match storage.values {
-            Storage::Bytes => {
-                vectorize(isa, Work { pick, by: &self.blocks, stored: args.read::<u8>(0), inputs })
-            }
-            Storage::ManyBytes => self.run_by_table::<u8>(args, pick, inputs),
-            Storage::Integers => self.run_by_table::<i16>(args, pick, inputs),
-            Storage::Halves => self.run_by_table::<f16>(args, pick, inputs),
-            Storage::Floats => self.run_by_table::<f32>(args, pick, inputs),
-            Storage::Normalized => {
+            StoredValues::Bytes => vectorize(
+                isa,
+                VectorizedGather { pick, by: &self.blocks, stored: args.read::<u8>(0), inputs },
+            ),
+            StoredValues::ManyBytes => self.run_by_table::<u8>(args, pick, inputs),
+            StoredValues::Integers => self.run_by_table::<i16>(args, pick, inputs),
+            StoredValues::Halves => self.run_by_table::<f16>(args, pick, inputs),
+            StoredValues::Floats => self.run_by_table::<f32>(args, pick, inputs),
+            StoredValues::Normalized => {
                 let by = &Normalized(&self.blocks);
-                vectorize(isa, Work { pick, by, stored: args.read::<f32>(0), inputs })
+                vectorize(isa, VectorizedGather { pick, by, stored: args.read::<f32>(0), inputs })
             }
         }
     }
@@ -248,7 +255,7 @@ impl GatherKernel {
         inputs: &mut [f32],
     ) {
         let by = &ByTable::<V>::new(&self.table);
-        vectorize(args.isa(), Work { pick, by, stored: args.read::<V>(0), inputs })
+        vectorize(args.isa(), VectorizedGather { pick, by, stored: args.read::<V>(0), inputs })
     }
 }
 
@@ -324,7 +331,7 @@ fn reverse_pixels<T>(row: &mut [T], channels: usize) {
 struct PickedSamples<'a> {
     kernel: &'a GatherKernel,
     samples: &'a [u32],
-    drawing: Drawing,
+    epoch_augment: EpochAugment,
     /// Whether only `samples` are stored, in this order.
     staged: bool,
 }
@@ -333,7 +340,8 @@ impl PickedSamples<'_> {
     /// Gathers the samples from `stored` to `inputs`.
     #[inline(always)]
     fn gather<C: Conversion>(&self, by: &C, stored: &[C::Stored], inputs: &mut [f32]) {
-        let (shape, Drawing { augment, seed, epoch }) = (&self.kernel.shape, self.drawing);
+        let (shape, EpochAugment { augment, seed, epoch }) =
+            (&self.kernel.shape, self.epoch_augment);
         let size = shape.numel();
         let mut augmenter = Augmenter::new(*shape, by);
         let sample_at = |i: usize| {
@@ -356,15 +364,15 @@ impl PickedSamples<'_> {
     }
 }
 
-/// Runs [`PickedSamples::gather`], compiled for the instruction set of the processor.
-struct Work<'a, C: Conversion> {
+/// A call of [`PickedSamples::gather`], compiled for the device's instruction set.
+struct VectorizedGather<'a, C: Conversion> {
     pick: PickedSamples<'a>,
     by: &'a C,
     stored: &'a [C::Stored],
     inputs: &'a mut [f32],
 }
 
-impl<C: Conversion> Vectorized for Work<'_, C> {
+impl<C: Conversion> Vectorized for VectorizedGather<'_, C> {
     type Output = ();
 
     #[inline(always)]

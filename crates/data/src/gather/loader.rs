@@ -1,4 +1,4 @@
-//! A thread that copies streamed images into host memory, for uploads to a CUDA device.
+//! A thread that copies streamed samples into host memory, for uploads to a CUDA device.
 
 use std::any::Any;
 use std::ops::Range;
@@ -12,35 +12,35 @@ use meristem_device::{HostBuffer, MappedFile};
 use super::permutation::Indices;
 use crate::error::{Error, Result};
 
-/// Images of a file: part of a permutation.
+/// Samples of a file: part of a permutation.
 #[derive(Clone)]
-pub(super) struct ImageList {
+pub(super) struct SampleList {
     pub(super) file: Arc<MappedFile>,
-    /// Bytes of one image.
-    pub(super) image: usize,
+    /// Bytes of one sample.
+    pub(super) sample_bytes: usize,
     pub(super) permutation: Arc<Indices>,
     pub(super) part: Range<usize>,
 }
 
-impl ImageList {
-    /// Bytes of all images.
+impl SampleList {
+    /// Bytes of all samples.
     pub(super) fn bytes(&self) -> usize {
-        self.part.len() * self.image
+        self.part.len() * self.sample_bytes
     }
 
-    /// Copies the images to the front of `to`, which has room for them.
+    /// Copies the samples to the front of `to`, which has room for them.
     pub(super) fn copy(&self, to: &mut [u8]) {
-        let images = self.file.as_bytes();
-        let samples = &self.permutation.as_slice()[self.part.clone()];
+        let stored = self.file.as_bytes();
+        let indices = &self.permutation.as_slice()[self.part.clone()];
         let to = &mut to[..self.bytes()];
-        for (sample, to) in samples.iter().zip(to.chunks_exact_mut(self.image)) {
-            let start = *sample as usize * self.image;
-            to.copy_from_slice(&images[start..start + self.image]);
+        for (index, to) in indices.iter().zip(to.chunks_exact_mut(self.sample_bytes)) {
+            let start = *index as usize * self.sample_bytes;
+            to.copy_from_slice(&stored[start..start + self.sample_bytes]);
         }
     }
 
-    /// Whether both are the same images.
-    fn is_same(&self, other: &ImageList) -> bool {
+    /// Whether both are the same samples.
+    fn is_same(&self, other: &SampleList) -> bool {
         Arc::ptr_eq(&self.permutation, &other.permutation) && self.part == other.part
     }
 }
@@ -52,7 +52,7 @@ const JOBS_MAX: usize = 1024;
 type LoadResult = std::result::Result<HostBuffer, String>;
 
 struct Job {
-    images: ImageList,
+    samples: SampleList,
     buffer: HostBuffer,
     to: SyncSender<LoadResult>,
 }
@@ -60,10 +60,10 @@ struct Job {
 impl Job {
     /// Fills the buffer. A panic, which only a defect can cause, is the result of this job alone.
     fn run(self) {
-        let Self { images, mut buffer, to } = self;
-        let filled = catch_unwind(AssertUnwindSafe(|| images.copy(buffer.bytes())));
+        let Self { samples, mut buffer, to } = self;
+        let filled = catch_unwind(AssertUnwindSafe(|| samples.copy(buffer.bytes())));
         let result = filled.map(|()| buffer).map_err(|panic| {
-            let (part, text) = (&images.part, text_of(&*panic));
+            let (part, text) = (&samples.part, text_of(&*panic));
             format!("panicked at places {part:?} of an epoch: {text}; please report this defect")
         });
         // A batch that nobody waits for any more is dropped.
@@ -77,46 +77,47 @@ fn text_of(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
-/// The thread. It fills buffers in the order of the requests, and ends with its last handle.
-pub(super) struct ImageLoader {
+/// Handle of the thread, which fills buffers in the order of the requests. Dropping it ends the
+/// thread.
+pub(super) struct SampleLoader {
     /// `None` while it is dropped.
     jobs: Option<SyncSender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Images that the thread copies.
-pub(super) struct LoadingImages {
-    images: ImageList,
+/// Samples that the thread copies.
+pub(super) struct LoadingSamples {
+    samples: SampleList,
     from: Receiver<LoadResult>,
 }
 
-impl ImageLoader {
+impl SampleLoader {
     /// Starts the thread.
     ///
     /// # Errors
     /// [`Error::Loader`] if the system has no thread left.
-    pub(super) fn start() -> Result<ImageLoader> {
+    pub(super) fn start() -> Result<SampleLoader> {
         let (jobs, queue) = sync_channel::<Job>(JOBS_MAX);
         let work = move || queue.into_iter().for_each(Job::run);
-        let thread = Builder::new().name("image loader".to_owned()).spawn(work);
+        let thread = Builder::new().name("sample loader".to_owned()).spawn(work);
         let thread = thread.map_err(|source| Error::Loader {
             problem: format!("could not be started: {source}; free some memory or threads"),
         })?;
-        Ok(ImageLoader { jobs: Some(jobs), thread: Some(thread) })
+        Ok(SampleLoader { jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// Begins to copy images into a buffer with room for them. Waits only if the queue is full.
-    pub(super) fn load(&self, images: ImageList, buffer: HostBuffer) -> LoadingImages {
+    /// Begins to copy samples into a buffer with room for them. Waits only if the queue is full.
+    pub(super) fn load(&self, samples: SampleList, buffer: HostBuffer) -> LoadingSamples {
         let (to, from) = sync_channel(1);
         if let Some(jobs) = &self.jobs {
-            // If the thread has ended, `LoadingImages::wait` says so.
-            let _ = jobs.send(Job { images: images.clone(), buffer, to });
+            // If the thread has ended, `LoadingSamples::wait` says so.
+            let _ = jobs.send(Job { samples: samples.clone(), buffer, to });
         }
-        LoadingImages { images, from }
+        LoadingSamples { samples, from }
     }
 }
 
-impl Drop for ImageLoader {
+impl Drop for SampleLoader {
     fn drop(&mut self) {
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
@@ -126,12 +127,12 @@ impl Drop for ImageLoader {
     }
 }
 
-impl LoadingImages {
-    pub(super) fn is_of(&self, images: &ImageList) -> bool {
-        self.images.is_same(images)
+impl LoadingSamples {
+    pub(super) fn is_of(&self, samples: &SampleList) -> bool {
+        self.samples.is_same(samples)
     }
 
-    /// The images, at the front of their buffer. Waits for the thread.
+    /// The samples, at the front of their buffer. Waits for the thread.
     ///
     /// # Errors
     /// [`Error::Loader`] with the cause if the thread panicked.
@@ -154,21 +155,22 @@ mod tests {
         std::io::Write::write_all(&mut file, b"aabbcc").unwrap();
         let file = Arc::new(MappedFile::open(file.path()).unwrap());
         let permutation = Arc::new(Indices(vec![2, 0, 3]));
-        let list = |part| ImageList {
+        let list = |part| SampleList {
             file: file.clone(),
-            image: 2,
+            sample_bytes: 2,
             permutation: permutation.clone(),
             part,
         };
         let device = Device::open(DeviceId::Cpu(0), &DeviceOptions::default()).unwrap();
         let buffers = device.stream("uploads").host_buffers(2, 4).unwrap();
-        let loader = ImageLoader::start().unwrap();
+        let loader = SampleLoader::start().unwrap();
         let load = |part| loader.load(list(part), buffers.take().unwrap());
         // Sample 3 is after the end of the file.
         let [first, damaged, last] = [load(0..2), load(1..3), load(1..2)];
         assert_eq!(first.wait().unwrap().bytes(), b"ccaa");
         let error = damaged.wait().unwrap_err().to_string();
-        let words = ["the thread that loads streamed images panicked", "1..3", "range end index 8"];
+        let words =
+            ["the thread that loads streamed samples panicked", "1..3", "range end index 8"];
         assert!(words.iter().all(|words| error.contains(words)), "{error}");
         assert_eq!(&last.wait().unwrap().bytes()[..2], b"aa");
     }

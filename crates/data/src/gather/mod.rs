@@ -17,7 +17,7 @@ use meristem_device::{DType, Device, Expect, Launches, Stream, Tensor};
 pub use self::config::{EnvGather, GatherConfig};
 use self::config::{check_config, check_datasets, check_indices, wrong};
 use self::gpu::GpuGather;
-use self::kernel::{Drawing, GatherKernel, SampleStorage};
+use self::kernel::{EpochAugment, GatherKernel, SampleStorage};
 use self::permutation::{Indices, Permutation, Permutations};
 use self::ring::Ring;
 use self::stage::{BatchStage, EnvSamples, env_samples};
@@ -275,16 +275,16 @@ impl GatherBatches {
     }
 
     /// Number of batches of each env that are copied to the env's device while the first `batches`
-    /// batches of an epoch are taken. Resident images are not copied. With streamed images the next
-    /// batch is copied ahead, so the number is one more than `batches`, at most [`Self::len`].
+    /// batches of an epoch are taken. Resident samples are not copied. With streamed samples the
+    /// next batch is copied ahead, so the number is one more than `batches`, at most [`Self::len`].
     pub fn uploads(&self, batches: usize) -> u64 {
         let streamed = self.envs.iter().any(|env| matches!(env.samples, EnvSamples::Staged(_)));
         if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
     }
 
     /// Begins any epoch, at any time. Copies to each device its permutations, and with streamed
-    /// images the first batch of each env, which are all loaded before any second batch; these
-    /// copies are counted. Does not wait for the device; see [`Self::next`] for streamed images on
+    /// samples the first batch of each env, which are all loaded before any second batch; these
+    /// copies are counted. Does not wait for the device; see [`Self::next`] for streamed samples on
     /// a CUDA device.
     ///
     /// # Errors
@@ -323,14 +323,15 @@ impl GatherBatches {
         Ok(())
     }
 
-    /// The next batch of each env that is served, in env order. Envs without samples in it are left
-    /// out. They are always the last ones, unless envs have different subsets; then they may be any
-    /// envs, and a batch may be empty. `None` at the end of the epoch.
-    /// Enqueues the gathers, and with streamed images a copy of the batch after this one for each
-    /// env, which is counted. Does not wait for the device, with one exception: for streamed images
-    /// on a CUDA device it waits for the thread that reads them from their file, and for an earlier
-    /// copy of an env whose host buffers are all on their way, at most once for each copy. Such a
-    /// wait counts as a synchronization.
+    /// The next batch of each env that is served, in env order; `None` at the end of the epoch.
+    /// Envs without samples in the batch are left out. They are always the last ones, unless envs
+    /// have different subsets; then they may be any envs, and a batch may be empty.
+    ///
+    /// Enqueues the gathers, and with streamed samples a copy of the batch after this one for each
+    /// env, which is counted. Does not wait for the device, with one exception: for streamed
+    /// samples on a CUDA device it waits for the thread that reads them from their file, and for an
+    /// earlier copy of an env whose host buffers are all on their way, at most once for each copy.
+    /// Such a wait counts as a synchronisation.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end
@@ -392,7 +393,7 @@ impl GatherBatches {
         let epoch_words = &env.epochs[self.permutations[env.device].turn()];
         let (kernel, storage) = (self.kernel.clone(), env.storage);
         let seed = self.order.own(*index).seed;
-        let drawing = Drawing { augment: env.augment, seed, epoch: env.epoch };
+        let epoch_augment = EpochAugment { augment: env.augment, seed, epoch: env.epoch };
         let lens = [stored, &env.targets, samples, inputs, targets, epoch_words].map(Tensor::numel);
         let launch = env.stream.launch("gather").read(stored).read(&env.targets).read(samples);
         let launch = launch.write(inputs).write(targets).read(epoch_words);
@@ -400,8 +401,8 @@ impl GatherBatches {
             Some(constants) => launch.read(constants),
             None => launch,
         };
-        let launch = launch.gpu(|| self.gpu.program(storage, drawing, lens));
-        Ok(launch.add(launches, move |args| kernel.run(args, storage, drawing))?)
+        let launch = launch.gpu(|| self.gpu.program(storage, epoch_augment, lens));
+        Ok(launch.add(launches, move |args| kernel.run(args, storage, epoch_augment))?)
     }
 
     /// Range in the tensor of the device's permutations that `env` gets in `batch`.
@@ -428,7 +429,7 @@ impl GatherBatches {
     }
 
     /// Begins to copy `batch` of an env to the device, and to load the next one into host memory,
-    /// if its images are streamed and the batches exist.
+    /// if its samples are streamed and the batches exist.
     fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
         if let Some((stage, permutation, part)) = self.streamed(env, batch) {
             stage.fill(permutation, part)?;
@@ -436,15 +437,15 @@ impl GatherBatches {
         self.load(env, batch + 1)
     }
 
-    /// Begins to load `batch` of an env into host memory, if its images are streamed to a CUDA
+    /// Begins to load `batch` of an env into host memory, if its samples are streamed to a CUDA
     /// device and the batch exists.
     fn load(&mut self, env: usize, batch: usize) -> Result<()> {
         let streamed = self.streamed(env, batch);
         streamed.map_or(Ok(()), |(stage, permutation, part)| stage.load(permutation, part))
     }
 
-    /// An env's buffers for streamed images, with the permutations and the places of a batch;
-    /// `None` if its images are resident, or it has no part of the batch.
+    /// An env's buffers for streamed samples, with the permutations and the places of a batch;
+    /// `None` if its samples are resident, or it has no part of the batch.
     fn streamed(
         &mut self,
         env: usize,

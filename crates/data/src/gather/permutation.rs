@@ -11,8 +11,9 @@ use crate::order::EpochOrder;
 /// 32-bit words of an epoch's number.
 const EPOCH_WORDS: usize = 2;
 
-/// Permutations and epochs on the host, laid out as in [`Permutations::tensors`]. The copy to
-/// the device reads them directly, without a staging buffer.
+/// Permutations, which are indices of samples, and the numbers of their epochs, on the host, laid
+/// out as in [`Permutations::tensors`]. The copy to the device reads them directly, without a
+/// staging buffer.
 #[derive(Default)]
 pub(super) struct Indices(pub(super) Vec<u32>);
 
@@ -52,7 +53,7 @@ pub(super) struct Permutations {
     tensors: [Tensor; 2],
     /// The contents of `tensors`.
     indices: [Arc<Indices>; 2],
-    /// Index of the set of the current epoch.
+    /// Index of the set of the current epoch in `tensors` and `indices`.
     turn: usize,
 }
 

@@ -97,7 +97,7 @@ impl Ring {
         Ok((inputs, targets.view(0, self.targets.batch(n))?))
     }
 
-    /// Shape of the images.
+    /// Shape of the samples.
     pub(super) fn shape(&self) -> SampleShape {
         self.shape
     }

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use meristem_device::{DType, DeviceId, HostBuffers, MappedFile, Owner, Stream, Tensor};
 
-use super::kernel::{SampleStorage, Storage};
-use super::loader::{ImageList, ImageLoader, LoadingImages};
+use super::kernel::{SampleStorage, StoredValues};
+use super::loader::{LoadingSamples, SampleList, SampleLoader};
 use super::permutation::Indices;
 use crate::dataset::{Dataset, StoredSamples};
 use crate::error::Result;
 use crate::shape::{CHANNELS_BLOCKED, StoredType};
 
-/// Host buffers of one env: one that the loader fills, and one for each batch that the host
-/// enqueues before the device has copied it. Two would make the host wait for each copy.
+/// Host buffers of one env: one that the loader fills, and three for batches that the host has
+/// enqueued and the device has not copied yet. With two in all the host would wait for each copy.
 const HOST_BUFFERS: usize = 4;
 
 /// Two buffers (slots) of one env: the stream `uploads` fills one while the env's stream reads the
@@ -31,7 +31,7 @@ pub(super) struct BatchStage {
     uploads: Stream,
     file: Arc<MappedFile>,
     /// Bytes of one sample.
-    image: usize,
+    sample_bytes: usize,
     /// Values of one sample.
     values: usize,
     /// [capacity · values] of the stored type, as handles on the stream `uploads` and on the env's
@@ -43,45 +43,45 @@ pub(super) struct BatchStage {
     host: Option<HostStage>,
 }
 
-/// Images in host memory, which are loaded ahead of their upload.
+/// Samples in host memory, which are loaded ahead of their upload.
 struct HostStage {
-    loader: Arc<ImageLoader>,
+    loader: Arc<SampleLoader>,
     /// Page-locked.
     buffers: HostBuffers,
-    /// Images that are being loaded.
-    loading: Option<LoadingImages>,
+    /// Samples that are being loaded.
+    loading: Option<LoadingSamples>,
 }
 
 impl HostStage {
     /// Host buffers of `bytes` bytes for uploads on this stream.
-    fn new(uploads: &Stream, loader: Arc<ImageLoader>, bytes: usize) -> Result<Self> {
+    fn new(uploads: &Stream, loader: Arc<SampleLoader>, bytes: usize) -> Result<Self> {
         let (stream, buffers) = (uploads.name(), HOST_BUFFERS);
-        tracing::debug!(stream, buffers, bytes, "locks host memory for streamed images");
+        tracing::debug!(stream, buffers, bytes, "locks host memory for streamed samples");
         let buffers = uploads.host_buffers(buffers, bytes)?;
         Ok(Self { loader, buffers, loading: None })
     }
 
-    /// Begins to load images, unless they are the images that are being loaded.
-    fn load(&mut self, images: ImageList) -> Result<()> {
+    /// Begins to load samples, unless they are the samples that are being loaded.
+    fn load(&mut self, samples: SampleList) -> Result<()> {
         let buffer = match self.loading.take() {
-            Some(loading) if loading.is_of(&images) => {
+            Some(loading) if loading.is_of(&samples) => {
                 self.loading = Some(loading);
                 return Ok(());
             }
-            // Images of an epoch that ended early. Their buffer is used again, or the loader could
+            // Samples of an epoch that ended early. Their buffer is used again, or the loader could
             // hold all of them.
             Some(stale) => stale.wait()?,
             None => self.buffers.take()?,
         };
-        self.loading = Some(self.loader.load(images, buffer));
+        self.loading = Some(self.loader.load(samples, buffer));
         Ok(())
     }
 
-    /// Uploads images that are being loaded, or loads them first, into a slot.
-    fn upload(&mut self, uploads: &Stream, slot: &Tensor, images: ImageList) -> Result<()> {
-        self.load(images)?;
+    /// Uploads samples that are being loaded, or loads them first, into a slot.
+    fn upload(&mut self, uploads: &Stream, slot: &Tensor, samples: SampleList) -> Result<()> {
+        self.load(samples)?;
         let loading = self.loading.take();
-        let buffer = loading.map(LoadingImages::wait).transpose()?;
+        let buffer = loading.map(LoadingSamples::wait).transpose()?;
         buffer.map_or(Ok(()), |buffer| Ok(uploads.upload_from("stage", slot, buffer)?))
     }
 }
@@ -92,15 +92,15 @@ impl BatchStage {
         env: &Stream,
         (dataset, file): (&Dataset, &Arc<MappedFile>),
         capacity: usize,
-        loader: Option<Arc<ImageLoader>>,
+        loader: Option<Arc<SampleLoader>>,
     ) -> Result<Self> {
         let (values, stored) = (dataset.shape().numel(), dataset.info().stored);
-        let (image, dtype) = (values * stored.size(), stored.dtype());
+        let (sample_bytes, dtype) = (values * stored.size(), stored.dtype());
         let uploads = env.device().copy_stream(&format!("{} uploads", env.name()));
         let slots = slots([env, &uploads], capacity * values, dtype)?;
-        let host = loader.map(|loader| HostStage::new(&uploads, loader, capacity * image));
+        let host = loader.map(|loader| HostStage::new(&uploads, loader, capacity * sample_bytes));
         let (file, host) = (file.clone(), host.transpose()?);
-        Ok(Self { uploads, file, image, values, slots, turn: 0, host })
+        Ok(Self { uploads, file, sample_bytes, values, slots, turn: 0, host })
     }
 
     /// Gives the buffers another capacity. `env` is the env's stream.
@@ -108,18 +108,18 @@ impl BatchStage {
         let dtype = self.slots[0].0.dtype();
         self.slots = slots([env, &self.uploads], capacity * self.values, dtype)?;
         if let Some(HostStage { loader, .. }) = self.host.take() {
-            self.host = Some(HostStage::new(&self.uploads, loader, capacity * self.image)?);
+            self.host = Some(HostStage::new(&self.uploads, loader, capacity * self.sample_bytes)?);
         }
         Ok(())
     }
 
-    /// The images at places `part` of the permutations.
-    fn images(&self, permutation: &Arc<Indices>, part: Range<usize>) -> ImageList {
+    /// The samples at places `part` of the permutations.
+    fn samples(&self, permutation: &Arc<Indices>, part: Range<usize>) -> SampleList {
         let (file, permutation) = (self.file.clone(), permutation.clone());
-        ImageList { file, image: self.image, permutation, part }
+        SampleList { file, sample_bytes: self.sample_bytes, permutation, part }
     }
 
-    /// For a CUDA device, begins to load the images at places `part` of the permutations into host
+    /// For a CUDA device, begins to load the samples at places `part` of the permutations into host
     /// memory, for the next [`Self::fill`]. If all host buffers are in use, waits for the oldest of
     /// their copies, which counts as a synchronisation. Does nothing for a CPU device, whose
     /// workers read the file.
@@ -127,11 +127,11 @@ impl BatchStage {
     /// # Errors
     /// The errors of [`HostBuffers::take`](meristem_device::HostBuffers::take) and of the loader.
     pub(super) fn load(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
-        let images = self.images(permutation, part);
-        self.host.as_mut().map_or(Ok(()), |host| host.load(images))
+        let samples = self.samples(permutation, part);
+        self.host.as_mut().map_or(Ok(()), |host| host.load(samples))
     }
 
-    /// Begins to copy the images at places `part` of the permutations into the slot that was not
+    /// Begins to copy the samples at places `part` of the permutations into the slot that was not
     /// filled last. Waits for the loader, and not for the device, unless [`Self::load`] would: the
     /// device runs the copy after the gather that last read the slot.
     ///
@@ -140,11 +140,11 @@ impl BatchStage {
     /// same slot as before.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         let (turn, values) = (self.turn ^ 1, part.len() * self.values);
-        let (slot, images) =
-            (self.slots[turn].0.view(0, [values])?, self.images(permutation, part));
+        let (slot, samples) =
+            (self.slots[turn].0.view(0, [values])?, self.samples(permutation, part));
         match &mut self.host {
-            Some(host) => host.upload(&self.uploads, &slot, images)?,
-            None => self.uploads.upload("stage", &slot, move |to| images.copy(to))?,
+            Some(host) => host.upload(&self.uploads, &slot, samples)?,
+            None => self.uploads.upload("stage", &slot, move |to| samples.copy(to))?,
         }
         self.turn = turn;
         Ok(())
@@ -184,14 +184,14 @@ pub(super) fn env_samples(
     dataset: &Dataset,
     stream: &Stream,
     capacity: usize,
-    loader: &mut Option<Arc<ImageLoader>>,
+    loader: &mut Option<Arc<SampleLoader>>,
 ) -> Result<(EnvSamples, SampleStorage)> {
     let values = match dataset.info().stored {
-        StoredType::I16 => Storage::Integers,
-        StoredType::F16 => Storage::Halves,
-        StoredType::F32 => Storage::Floats,
-        StoredType::U8 if dataset.shape().channels <= CHANNELS_BLOCKED => Storage::Bytes,
-        StoredType::U8 => Storage::ManyBytes,
+        StoredType::I16 => StoredValues::Integers,
+        StoredType::F16 => StoredValues::Halves,
+        StoredType::F32 => StoredValues::Floats,
+        StoredType::U8 if dataset.shape().channels <= CHANNELS_BLOCKED => StoredValues::Bytes,
+        StoredType::U8 => StoredValues::ManyBytes,
     };
     match dataset.samples() {
         StoredSamples::Resident(samples) => {
@@ -199,14 +199,14 @@ pub(super) fn env_samples(
             Ok((EnvSamples::Resident(samples.on(stream)?), storage))
         }
         StoredSamples::Normalized(samples) => {
-            let storage = SampleStorage { values: Storage::Normalized, staged: false };
+            let storage = SampleStorage { values: StoredValues::Normalized, staged: false };
             Ok((EnvSamples::Resident(samples.on(stream)?), storage))
         }
         StoredSamples::Spooled(file) => {
             let loader = match (stream.device().id(), loader) {
                 (DeviceId::Cpu(_), _) => None,
                 (_, Some(started)) => Some(started.clone()),
-                (_, none) => Some(none.insert(Arc::new(ImageLoader::start()?)).clone()),
+                (_, none) => Some(none.insert(Arc::new(SampleLoader::start()?)).clone()),
             };
             let stage = BatchStage::new(stream, (dataset, file), capacity, loader)?;
             let storage = SampleStorage { values, staged: true };

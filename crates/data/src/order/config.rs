@@ -54,8 +54,9 @@ pub struct OrderConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order.
     pub devices: Vec<DeviceId>,
-    /// With [`EpochMode::Full`], the rank of each env in the generator's stream (3 above) in place
-    /// of its rank on its device: the env has the order of the env with that rank on one device.
+    /// With [`EpochMode::Full`], the rank of each env, for the generator's stream (rule 3 of
+    /// [`crate::order`]), in place of its rank among the envs of its device. The env then has the
+    /// order of the env with that rank in a run in which all envs are on one device.
     pub ranks: Option<Vec<usize>>,
     /// Batch and seed of each env in place of `batch_per_env` and `seed`, from which they may
     /// differ with [`EpochMode::Full`].

@@ -24,8 +24,9 @@ struct Group {
     rank: u64,
     /// Batch of each of its envs, and seed.
     own: EnvOrder,
-    /// Samples of a full batch: `own.batch` × `envs`, or `usize::MAX` if that overflows.
-    step: usize,
+    /// Samples of a full batch of all envs: `own.batch` × `envs`, or `usize::MAX` if that
+    /// overflows.
+    full_batch: usize,
     /// Number of envs.
     envs: usize,
     /// Samples of the envs.
@@ -37,9 +38,9 @@ struct Group {
 impl Group {
     /// Divides the samples into batches of `own.batch` samples for each env.
     fn divide(&mut self, drop_last: bool, limit: usize) {
-        self.step = self.own.batch.saturating_mul(self.envs);
-        let partial = !drop_last && !self.part.len.is_multiple_of(self.step);
-        self.batches = (self.part.len / self.step + usize::from(partial)).min(limit);
+        self.full_batch = self.own.batch.saturating_mul(self.envs);
+        let partial = !drop_last && !self.part.len.is_multiple_of(self.full_batch);
+        self.batches = (self.part.len / self.full_batch + usize::from(partial)).min(limit);
     }
 }
 
@@ -81,7 +82,7 @@ impl EpochOrder {
             let group = shared.unwrap_or_else(|| {
                 let rank = config.ranks.as_ref().map_or(*on_device, |ranks| ranks[env] as u64);
                 let own = config.of_env(env);
-                groups.push(Group { device, rank, own, step: 0, envs: 0, part, batches: 0 });
+                groups.push(Group { device, rank, own, full_batch: 0, envs: 0, part, batches: 0 });
                 groups.len() - 1
             });
             *on_device += 1;
@@ -181,12 +182,12 @@ impl EpochOrder {
     /// `env` < [`Self::envs`].
     pub fn part(&self, batch: usize, env: usize) -> Range<usize> {
         let (group, position) = self.envs[env];
-        let Group { step, envs, part, batches, .. } = self.groups[group];
+        let Group { full_batch, envs, part, batches, .. } = self.groups[group];
         if batch >= batches {
             return 0..0;
         }
-        let start = batch * step;
-        let count = step.min(part.len - start);
+        let start = batch * full_batch;
+        let count = full_batch.min(part.len - start);
         let (each, longer) = (count / envs, count % envs);
         let first = start + position * each + position.min(longer);
         first..first + each + usize::from(position < longer)
@@ -235,7 +236,7 @@ impl EpochOrder {
     }
 }
 
-/// The most batches of a group.
+/// Number of batches of the group with the most.
 fn most_batches(groups: &[Group]) -> usize {
     groups.iter().map(|group| group.batches).max().unwrap_or(0)
 }

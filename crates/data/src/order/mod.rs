@@ -17,11 +17,11 @@
 //! 4. `below(n)` is Lemire's unbiased draw. With x the generator's next u32 and m = x·n as u64, the
 //!    result is the upper half of m. If the lower half of m is less than `2^32 mod n`, x is drawn
 //!    again.
-//! 5. Batch b of a group is places `b·step .. min((b+1)·step, len)` of the group's permutation,
-//!    with `step` = `batch_per_env` × envs in the group. Each env gets a range of these places, in
-//!    env order. The ranges are as equal as possible, the first ones longer (10 over 3 is 4, 3, 3).
-//! 6. A group has `len / step` batches, rounded down with `drop_last` and up without. An epoch has
-//!    as many batches as the group with the fewest, and at most `max_batches`.
+//! 5. Batch b of a group is places `b·n .. min((b+1)·n, len)` of the group's permutation, with n =
+//!    `batch_per_env` × envs in the group. Each env gets a range of these places, in env order. The
+//!    ranges are as equal as possible, the first ones longer (10 over 3 is 4, 3, 3).
+//! 6. A group has `len / n` batches, rounded down with `drop_last` and up without. An epoch has as
+//!    many batches as the group with the fewest, and at most `max_batches`.
 //! 7. In a partial last batch the envs without samples are left out. They must be the last envs;
 //!    otherwise the order is refused with [`Error::Hole`](crate::Error::Hole).
 //! 8. Envs may have different parts of the dataset ([`OrderConfig::parts`]). Then `len` is the

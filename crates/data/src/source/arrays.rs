@@ -156,7 +156,7 @@ impl ArraysReader {
             _ => name_outputs(path, target_names, &targets, named)?,
         };
         let test = match (forms.get(1), samples.order, targets.kind) {
-            (Some(test), ..) => TestSplit::Images(test.len),
+            (Some(test), ..) => TestSplit::Samples(test.len),
             (None, AxisOrder::ChannelsLast, TargetKind::Numbers) => {
                 TestSplit::Missing("the arrays `test_images` and `test_targets`")
             }
@@ -186,7 +186,9 @@ impl ArraysReader {
         self.reported.call_once(|| {
             if !self.unread.is_empty() {
                 let names = notes::some_of(self.unread.iter().cloned());
-                notes::say(&format!("only arrays of train and test are read, and not {names}"));
+                notes::say(&format!(
+                    "only the arrays of train and test are read; ignored: {names}"
+                ));
             }
             if let Some(labels) = self.one_hot {
                 notes::say(&format!(

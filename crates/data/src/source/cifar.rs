@@ -126,7 +126,7 @@ impl Cifar {
         let counts = [train?, test?];
         check_records(folder, variant, &files, &counts)?;
         let [train, test] = counts.map(|counts| counts.iter().sum());
-        let test = TestSplit::Images(test);
+        let test = TestSplit::Samples(test);
         let layout = Layout::of_images([3, SIDE, SIDE], classes, train, test);
         Ok(Self { variant, layout, files })
     }

@@ -26,7 +26,7 @@ const DIGITS_MAX: usize = 18;
 /// Characters of a cell or of a name that messages show.
 const SHOWN: usize = 200;
 
-/// The whole number that a text is.
+/// Parses a text of decimal digits, with or without a sign, as a whole number.
 pub(super) fn whole_number(text: &str) -> Option<i64> {
     if text.len() <= DIGITS_MAX { text.parse().ok() } else { None }
 }

@@ -42,8 +42,8 @@ pub(crate) const FILES_MIN: usize = 1000;
 const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Largest number of threads that compare image files; more would only wait for the disk.
 const COMPARE_THREADS_MAX: usize = 16;
-/// Ending of the names of cache files.
-const ENDING: &str = "images";
+/// Extension of the names of cache files.
+const EXTENSION: &str = "images";
 
 /// Folder of decoded images: `decoded` in `MERISTEM_CACHE`, or in `meristem` of the user's folder
 /// for caches; `None` without any of them.
@@ -83,7 +83,7 @@ fn files_in(folder: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
         let is_part = path.extension().is_some_and(|ending| ending == "part");
         if is_part && used.elapsed().is_ok_and(|age| age > ABANDONED) {
             remove(&path)?;
-        } else if path.extension().is_some_and(|ending| ending == ENDING) {
+        } else if path.extension().is_some_and(|ending| ending == EXTENSION) {
             files.push((used, path, metadata.len()));
         }
     }
@@ -148,7 +148,7 @@ impl DecodedPlace {
     fn in_folder(folder: &Path, key: String, image_bytes: usize) -> Self {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        let path = folder.join(format!("{:016x}.{ENDING}", hasher.finish()));
+        let path = folder.join(format!("{:016x}.{EXTENSION}", hasher.finish()));
         Self { path, key, image_bytes }
     }
 

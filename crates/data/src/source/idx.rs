@@ -104,7 +104,7 @@ impl Idx {
             read_labels(&mut Input::open(&test_labels)?, test[0], classes.len())?,
         ];
         let [_, height, width] = train;
-        let test = TestSplit::Images(test[0]);
+        let test = TestSplit::Samples(test[0]);
         let layout = Layout::of_images([1, height, width], classes, train[0], test);
         Ok(Self { layout, images: [train_images, test_images], labels })
     }

@@ -55,7 +55,7 @@ impl ImageFiles {
         let ImageSize { channels, height, width } = form.size;
         let train_len = train.len();
         let test_split = match &test {
-            Some(test) => TestSplit::Images(test.len()),
+            Some(test) => TestSplit::Samples(test.len()),
             None => TestSplit::Missing(no_test),
         };
         let layout = Layout::of_images([channels, height, width], classes, train_len, test_split);
@@ -125,7 +125,7 @@ impl ImageFiles {
             if !self.beside.is_empty() {
                 let folders = within(&self.beside);
                 notes::say(&format!(
-                    "only train and test are read, and not beside them: {folders}"
+                    "only the folders train and test are read; ignored beside them: {folders}"
                 ));
             }
         });

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Endings of the names of image files; other files count as images by their first bytes.
-const ENDINGS: [&str; 3] = ["png", "jpg", "jpeg"];
+/// Extensions of image files; a file with another extension is an image if its first bytes are
+/// those of PNG or JPEG.
+const EXTENSIONS: [&str; 3] = ["png", "jpg", "jpeg"];
 /// First bytes of PNG and JPEG files.
 const MAGICS: [&[u8]; 2] = [b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"];
 
@@ -34,14 +35,14 @@ pub(crate) struct Listing {
     pub(crate) beside: Vec<PathBuf>,
 }
 
-/// Whether a file is an image, by its name or by its first bytes.
+/// Whether a file is an image, by its extension or by its first bytes.
 pub(crate) fn is_image(path: &Path) -> Result<bool> {
     // Opening a pipe would wait for its writer.
     if !fs::metadata(path).map_err(Error::io("open", path))?.is_file() {
         return Ok(false);
     }
-    let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
-    if ENDINGS.iter().any(|known| known.eq_ignore_ascii_case(ending)) {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    if EXTENSIONS.iter().any(|known| known.eq_ignore_ascii_case(extension)) {
         return Ok(true);
     }
     let mut start = vec![];

@@ -1,7 +1,7 @@
 //! Dataset formats on disk (D9): one [`Reader`] for each format, and their common parts.
 //!
 //! A reader's `open` checks names, headers, sizes and targets; its `read` decodes a split in chunks
-//! of at most [`CHUNK_BYTES`] (or one image, if that is larger), always in the same order. No
+//! of at most [`CHUNK_BYTES`] (or one sample, if that is larger), always in the same order. No
 //! reader allocates by a length from a header before it is compared with the file.
 
 pub(crate) mod array_file;
@@ -47,15 +47,15 @@ use identity::WatchedFiles;
 use synthetic::Synthetic;
 use table_rules::TableRules;
 
-/// Largest piece, in bytes, in which images are decoded, copied to a device or spooled (or one
-/// image, if that is larger). At most four such pieces exist at once: as read, as decoded, as
+/// Largest piece, in bytes, in which samples are decoded, copied to a device or spooled (or one
+/// sample, if that is larger). At most four such pieces exist at once: as read, as decoded, as
 /// converted to f32, and as staged.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// The longest side of an image, in pixels: bounds the allocation for one image.
 pub(crate) const SIDE_MAX: u32 = 16_384;
 
-/// Description of a dataset, without its images.
+/// Description of a dataset, without its samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DatasetInfo {
     /// Name of its source.
@@ -94,7 +94,7 @@ pub struct DatasetInfo {
     /// Population standard deviation per channel of the training samples, as the mean; 1 for a
     /// channel that is constant.
     pub std: Vec<f32>,
-    /// Images left out under `skip_bad`, both splits together.
+    /// Number of samples left out under `skip_bad`, both splits together.
     pub skipped: usize,
     /// Rules by which the rows of a table became samples.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -111,8 +111,8 @@ impl DatasetInfo {
 /// The test split, before decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TestSplit {
-    /// Number of images, damaged ones included.
-    Images(usize),
+    /// Number of samples, damaged ones included.
+    Samples(usize),
     /// None in the files; the text describes the expected files.
     Missing(&'static str),
 }
@@ -128,7 +128,7 @@ pub(crate) struct Layout {
     pub(crate) classes: Vec<String>,
     /// Constants of numbers, with which the reader standardises them.
     pub(crate) standardization: Standardization,
-    /// Training images, damaged ones included.
+    /// Number of training samples, damaged ones included.
     pub(crate) train: usize,
     pub(crate) test: TestSplit,
 }
@@ -152,11 +152,11 @@ impl Layout {
         TargetForm::new(self.targets, self.classes.len())
     }
 
-    /// Images of a split, damaged ones included; 0 where there is no such split.
+    /// Number of samples of a split, damaged ones included; 0 where there is no such split.
     pub(crate) fn len(&self, split: Split) -> usize {
         match (split, self.test) {
             (Split::Train, _) => self.train,
-            (Split::Test, TestSplit::Images(len)) => len,
+            (Split::Test, TestSplit::Samples(len)) => len,
             (Split::Test, TestSplit::Missing(_)) => 0,
         }
     }
@@ -205,9 +205,9 @@ pub(crate) trait Reader: Send + Sync {
 /// Facts about a split that are known after decoding.
 #[derive(Clone, Debug)]
 pub(crate) struct SplitFacts {
-    /// Decoded images.
+    /// Number of decoded samples.
     pub(crate) len: usize,
-    /// Images left out under `skip_bad`.
+    /// Number of samples left out under `skip_bad`.
     pub(crate) skipped: usize,
     /// As [`DatasetInfo::per_class`].
     pub(crate) per_class: Vec<usize>,
@@ -216,7 +216,7 @@ pub(crate) struct SplitFacts {
     pub(crate) crcs: [u32; 2],
 }
 
-/// A dataset on disk: its files found, its headers and targets checked, its images not decoded.
+/// A dataset on disk: its files found, its headers and targets checked, its samples not decoded.
 pub struct DatasetFiles {
     spec: DatasetSpec,
     reader: Box<dyn Reader>,
@@ -226,7 +226,7 @@ pub struct DatasetFiles {
 }
 
 impl DatasetFiles {
-    /// Finds and checks the files of `spec`. Does not decode images.
+    /// Finds and checks the files of `spec`. Does not decode samples.
     ///
     /// # Errors
     /// [`Error::RootNotGiven`] and [`Error::Missing`] name the expected files and their source;
@@ -295,11 +295,11 @@ impl DatasetFiles {
         &self.spec
     }
 
-    /// Outputs, sizes and normalisation constants. Decodes the training images unless they have
-    /// been decoded before, and with `skip_bad` the test images too.
+    /// Outputs, sizes and normalisation constants. Decodes the training samples unless they have
+    /// been decoded before, and with `skip_bad` the test samples too.
     ///
     /// # Errors
-    /// Any error of reading the images: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
+    /// Any error of reading the samples: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
     pub fn info(&self) -> Result<DatasetInfo> {
         let Layout { kind, shape, stored, targets, test, .. } = *self.layout();
         let Layout { classes, standardization, .. } = self.layout();
@@ -311,7 +311,7 @@ impl DatasetFiles {
                 let test = self.facts(Split::Test)?;
                 (Some(test.len), test.skipped)
             }
-            (None, TestSplit::Images(len)) => (Some(len), 0),
+            (None, TestSplit::Samples(len)) => (Some(len), 0),
         };
         let Normalization { mean, std } = train.statistics.normalization();
         Ok(DatasetInfo {
@@ -397,16 +397,16 @@ impl DatasetFiles {
             statistics: ChannelStatistics::new(layout.stored, layout.shape.channels),
             crcs: [0; 2],
         };
-        let [mut of_images, mut of_targets] = [(); 2].map(|()| crc32fast::Hasher::new());
-        self.reader.read(split, on_bad, &mut |images, targets| {
+        let [mut of_samples, mut of_targets] = [(); 2].map(|()| crc32fast::Hasher::new());
+        self.reader.read(split, on_bad, &mut |samples, targets| {
             facts.len += targets.len();
-            of_images.update(images);
+            of_samples.update(samples);
             targets.count(&mut facts.per_class);
             targets.add_to(&mut of_targets);
-            facts.statistics.add(images);
-            sink(images, targets)
+            facts.statistics.add(samples);
+            sink(samples, targets)
         })?;
-        facts.crcs = [of_images, of_targets].map(crc32fast::Hasher::finalize);
+        facts.crcs = [of_samples, of_targets].map(crc32fast::Hasher::finalize);
         Ok(facts)
     }
 

@@ -8,9 +8,9 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Split {
-    /// Images for training.
+    /// Samples for training.
     Train,
-    /// Images for the final report only.
+    /// Samples for the final report only.
     Test,
 }
 

@@ -10,10 +10,10 @@
 //! | `friedman` | vectors of 10 features with a number y, 4,000 and 1,000: Friedman #1 (Friedman |
 //! | | 1991, Annals of Statistics 19) with noise of deviation 1 |
 //!
-//! Sample i of a set with classes has class i mod classes. The generator
-//! `Rng::new(42, Purpose::Synthetic, set, i)` draws its random numbers, with the sets counted from
-//! 0 in the order of the table, so every sample is a function of its index. Test samples follow the
-//! training samples. [`Generated`] has another seed, other sizes, and factors of the noise.
+//! Sample i of a set with classes has class i mod classes. The generator `Rng::new(42,
+//! Purpose::Synthetic, set, i)` draws its random numbers, with the sets counted from 0 in the order
+//! of the table, so every sample is a function of its index. Test samples follow the training
+//! samples. The options [`Generated`] replace the seed 42, the sizes, and the noise.
 
 use meristem_device::random::{Purpose, Rng};
 
@@ -23,10 +23,10 @@ use crate::error::Result;
 use crate::shape::{InputKind, SampleForm, SampleShape, StoredType};
 use crate::targets::{OutputMoments, Standardization, StoredTargets, TargetKind};
 
-/// Distance from the number of a set to that of its wrong labels, in the keys of random numbers.
-const WRONG: u64 = 16;
-/// Distance from the number of a set to that of its centres.
-const CENTRE: u64 = 32;
+/// Added to the number of a set, in the keys of random numbers, for the draw of wrong labels.
+const WRONG_LABELS_KEY: u64 = 16;
+/// Added to the number of a set, in the keys of random numbers, for the draw of centres.
+const CENTRES_KEY: u64 = 32;
 /// A point in the plane.
 const PLANE: SampleForm = SampleForm {
     kind: InputKind::Vector,
@@ -80,13 +80,14 @@ impl Synthetic {
         let values = values.collect();
         let noise = options.label_noise.0;
         let wrong = |(i, label): (usize, u32)| {
-            let mut random = Rng::new(options.seed, Purpose::Synthetic, set + WRONG, i as u64);
+            let mut random =
+                Rng::new(options.seed, Purpose::Synthetic, set + WRONG_LABELS_KEY, i as u64);
             let is_wrong = i < train && noise > 0.0 && uniform(&mut random) < noise;
             if is_wrong { random.below(classes) } else { label }
         };
         let labels = labels.into_iter().enumerate().map(wrong).collect();
         let classes = (0..classes).map(|class| class.to_string()).collect();
-        let test = TestSplit::Images(test);
+        let test = TestSplit::Samples(test);
         let (targets, standardization) = (TargetKind::Classes, Standardization::default());
         let layout = Layout { kind, shape, stored, targets, classes, standardization, train, test };
         Self { layout, values, targets: StoredTargets::Classes(labels) }
@@ -110,7 +111,7 @@ impl Synthetic {
             classes: vec!["y".into()],
             standardization,
             train,
-            test: TestSplit::Images(test),
+            test: TestSplit::Samples(test),
         };
         let targets = StoredTargets::Values { values, width: 1 };
         Self { layout, values: features.concat(), targets }
@@ -164,7 +165,7 @@ const CENTRES: [[f64; 2]; 5] = [[-6.0, 4.0], [3.5, 7.0], [7.0, -2.5], [-1.0, -1.
 fn centres(options: &Generated) -> Vec<[f64; 2]> {
     let Some(classes) = options.classes else { return CENTRES.into() };
     let centre = |class: u32| {
-        let key = (1 + CENTRE, u64::from(class));
+        let key = (1 + CENTRES_KEY, u64::from(class));
         let mut random = Rng::new(options.seed, Purpose::Synthetic, key.0, key.1);
         [(); 2].map(|()| 20.0 * uniform(&mut random) - 10.0)
     };

@@ -25,8 +25,8 @@ pub enum MissingValues {
     /// A missing value is an error.
     #[default]
     Refuse,
-    /// The mean of the training rows stands for a missing number. In a column of categories a
-    /// missing value is a category of its own, with the empty name.
+    /// The mean of the training rows stands for a missing number. In a column of categories missing
+    /// values are one more category, with the empty name.
     Fill,
 }
 
@@ -65,7 +65,7 @@ pub struct TableRules {
 pub struct FeatureColumn {
     /// Name of the column.
     pub name: String,
-    /// Features of a value.
+    /// Conversion of its values to features.
     #[serde(flatten)]
     pub rule: FeatureRule,
 }
@@ -83,7 +83,7 @@ impl fmt::Display for FeatureColumn {
     }
 }
 
-/// Features of a value of a column.
+/// Conversion of the values of a column to features.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum FeatureRule {

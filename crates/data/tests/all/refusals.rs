@@ -250,7 +250,10 @@ fn another_split_is_mentioned() {
     save_rgb(&folder.path().join("val/ant/1.png"), 6, 5, 1);
     fs::create_dir(folder.path().join(".hidden")).unwrap();
     fs::write(folder.path().join("README"), "x").unwrap();
-    assert_eq!(notes_of(&spec), ["only train and test are read, and not beside them: val"]);
+    assert_eq!(
+        notes_of(&spec),
+        ["only the folders train and test are read; ignored beside them: val"]
+    );
     for name in ["dev", "a", "b"] {
         fs::create_dir(folder.path().join(name)).unwrap();
     }
@@ -259,7 +262,7 @@ fn another_split_is_mentioned() {
 
     let path = folder.path().join("val.npz");
     write_npz_with_validation(&path);
-    let expected = "only arrays of train and test are read, and not val_images, val_labels";
+    let expected = "only the arrays of train and test are read; ignored: val_images, val_labels";
     assert_eq!(notes_of(&spec_of(Source::Arrays, &path)), [expected]);
 }
 

@@ -224,6 +224,7 @@ fn rows_without_splits_are_for_training() {
     }
     let error = any_error(&Table::strict("x,y,split\n1,a,test\n", "y").spec);
     assert!(matches!(error, Error::EmptySplit { split: "train", .. }), "{error}");
+    assert!(error.to_string().contains("expected at least one sample"), "{error}");
 }
 
 #[test]
@@ -348,7 +349,7 @@ fn rules_of_one_table_apply_to_another() {
     assert_eq!(info.table.as_ref(), Some(&rules));
     let TargetColumns::Numbers { columns } = &rules.targets else { panic!() };
     assert_eq!((info.target_mean[0], info.target_std[0]), (columns[0].mean, columns[0].std));
-    assert_eq!(notes_of(&spec), ["only columns of the given rules are read, and not `more`"]);
+    assert_eq!(notes_of(&spec), ["only the columns of the given rules are read; ignored: `more`"]);
     // The cache does not confuse them.
     assert_eq!(features(&other.spec, Split::Train).len(), 2 * 4);
     let (own, given) = (features(&other.spec, Split::Train), features(&spec, Split::Train));

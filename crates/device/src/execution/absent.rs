@@ -149,7 +149,7 @@ impl CudaTask {
         match self.0 {}
     }
 
-    pub(crate) fn is_placed(&self) -> bool {
+    pub(crate) fn names_pieces(&self) -> bool {
         match self.0 {}
     }
 }
@@ -245,7 +245,7 @@ impl CudaQueue {
         match self.0 {}
     }
 
-    pub(crate) fn seems_done(&self, _number: u64) -> bool {
+    pub(crate) fn is_known_done(&self, _number: u64) -> bool {
         match self.0 {}
     }
 

@@ -27,13 +27,13 @@ pub(crate) struct Arg {
     /// Number of bytes; in bounds of the block.
     pub(crate) bytes: usize,
     pub(crate) dtype: DType,
-    pub(crate) usage: AccessKind,
+    pub(crate) access: AccessKind,
     /// Whether the kernel has taken its mutable slice.
     pub(crate) taken: bool,
 }
 
 impl Arg {
-    /// The memory of an argument of a kernel that runs on the processor; `None` for no elements.
+    /// Its memory, for a kernel on a CPU device; `None` for no elements.
     fn host(&self) -> Option<&HostBlock> {
         self.block.as_ref().map(|block| match block.host() {
             Some(block) => block,
@@ -54,7 +54,7 @@ pub(crate) struct LaunchRecord {
     /// Call site of the launch, for errors and observers.
     pub(crate) site: &'static Location<'static>,
     pub(crate) args: SmallVec<[Arg; INLINE_ARGS]>,
-    /// Its temporary memory, on a processor.
+    /// Its temporary memory, on a CPU device.
     pub(crate) scratch: Option<BorrowedScratch>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
@@ -202,9 +202,9 @@ impl<'a> Args<'a> {
     }
 
     #[track_caller]
-    fn arg<T: Element>(&self, i: usize, usage: AccessKind) -> &Arg {
+    fn arg<T: Element>(&self, i: usize, access: AccessKind) -> &Arg {
         let (operation, arg) = (self.operation(), self.at(i));
-        assert!(arg.usage == usage, "{operation}: argument {i} is declared as {:?}", arg.usage);
+        assert!(arg.access == access, "{operation}: argument {i} is declared as {:?}", arg.access);
         assert!(
             arg.dtype == T::DTYPE,
             "{operation}: argument {i} must be {}, got {}",

@@ -70,7 +70,7 @@ impl BlockSource {
     }
 
     /// Whether returning a block to the system waits for all work of the device.
-    pub(crate) fn stops(&self) -> bool {
+    pub(crate) fn returning_waits(&self) -> bool {
         matches!(self, BlockSource::Device(_))
     }
 

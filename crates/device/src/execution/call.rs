@@ -53,7 +53,7 @@ impl Operand {
         Operand::Write(T::DTYPE)
     }
 
-    pub(crate) fn usage(self) -> AccessKind {
+    pub(crate) fn access(self) -> AccessKind {
         match self {
             Operand::Read(_) => AccessKind::Read,
             Operand::Write(_) => AccessKind::Write,
@@ -68,9 +68,9 @@ impl Operand {
 }
 
 /// The declaration of a kernel, next to its source: `extern "C" __global__ void entry(Span<…> …,
-/// Values values)`. A kernel begins with `locate` of its spans, and uses `blockIdx.x` only, because
-/// `blockIdx.y` is reserved: in a graph one call runs for several launches of a program, its
-/// members, and `blockIdx.y` is the number of the member.
+/// Values values)`. A kernel first calls `locate` (`meristem.cuh`) on its spans, which sets their
+/// addresses. It uses `blockIdx.x` only, because `blockIdx.y` is reserved: in a graph one call runs
+/// for several launches of a program, its members, and `blockIdx.y` is the number of the member.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The source of the kernel.
@@ -91,7 +91,7 @@ type ValueWords = SmallVec<[u64; 8]>;
 pub struct Piece {
     /// Index of the argument.
     pub argument: usize,
-    /// Its first byte, aligned for the elements.
+    /// Offset of its first byte in the argument, in bytes; a multiple of the element's size.
     pub start: usize,
     /// Number of elements of the type that the kernel declares, which may differ from the
     /// argument's type.
@@ -167,7 +167,7 @@ pub(crate) struct Calls {
 impl Program {
     /// Whether every call states the pieces of the arguments that it uses. Then the work of the
     /// program does not depend on the lengths of the arguments.
-    pub(crate) fn is_placed(&self) -> bool {
+    pub(crate) fn names_pieces(&self) -> bool {
         self.0.list.iter().all(|call| call.pieces.is_some())
     }
 
@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(bytes[..12], *bytemuck::bytes_of(&[1u32, 2, 3]));
         assert_eq!((call.blocks, call.threads, call.shared), (3, 32, 80));
         assert_eq!((Call::each(&KERNEL, 257).blocks, Call::each(&KERNEL, 0).blocks), (2, 0));
-        assert_eq!(KERNEL.operands[0].usage(), AccessKind::Read);
+        assert_eq!(KERNEL.operands[0].access(), AccessKind::Read);
         assert_eq!(KERNEL.operands[1].dtype(), DType::F32);
     }
 }

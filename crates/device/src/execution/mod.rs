@@ -1,9 +1,8 @@
 //! Execution: memory blocks, kernels with their arguments, and the backends that run them. The
 //! modules `order` and `memory` above are bookkeeping that does not depend on the backend.
 //!
-//! - The processor: `host_block`, `args` (kernels are closures over slices), `executor` (workers),
-//!   `parts` (idle workers take over parts of a kernel), `scratch` (temporary memory of running
-//!   kernels).
+//! - CPU: `host_block`, `args` (kernels are closures over slices), `executor` (workers), `parts`
+//!   (idle workers take over parts of a kernel), `scratch` (temporary memory of running kernels).
 //! - CUDA: `call` (calls of kernels are values), and `cuda`, which calls the driver. `absent`
 //!   replaces `cuda` in a build without the feature.
 //! - Both: `transfer` (copies and fills are values), `fill` (what memory is filled with), `block`
@@ -39,5 +38,5 @@ pub(crate) use host_block::ALIGNMENT;
 pub(crate) use parts::discard;
 pub use parts::in_parts;
 pub(crate) use scratch::{BorrowedScratch, Reservation, ScratchPiece, ScratchPieces};
-pub(crate) use transfer::{ForeignAddresses, HostBytes, IntoSlots, Make, Slots, Transfer};
+pub(crate) use transfer::{ForeignAddresses, HostBytes, IntoReadBack, Make, ReadBack, Transfer};
 pub(crate) use work::StreamWork;

@@ -1,5 +1,5 @@
-//! Temporary memory of kernels on a processor: pieces of memory that the kernels of all streams use
-//! in turn.
+//! Temporary memory of kernels on a CPU device: pieces of memory that the kernels of all streams
+//! use in turn.
 //!
 //! A worker prefers the piece that it used last, which its caches may still hold. With separate
 //! memory for each kernel, other streams would displace it from the caches before the next run.
@@ -43,7 +43,7 @@ impl ScratchPiece {
     }
 
     pub(super) fn host(&self) -> &HostBlock {
-        self.block.host().unwrap_or_else(|| unreachable!("only a processor has such pieces"))
+        self.block.host().unwrap_or_else(|| unreachable!("only a CPU device has such pieces"))
     }
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct ScratchPieces {
     workers: usize,
     state: Mutex<ScratchState>,
     /// Notified when pieces were given back to the pool.
-    left: Condvar,
+    returned: Condvar,
     /// Held while pieces are allocated, which may wait for kernels that hold pieces.
     making: Mutex<()>,
 }
@@ -71,23 +71,23 @@ struct ScratchState {
     /// Number of kernels that hold a piece of an earlier, smaller size.
     outgrown: usize,
     /// Number of threads that are giving pieces back.
-    leaving: usize,
+    returning: usize,
     /// Number of times that pieces were given back.
-    departures: u64,
+    returns: u64,
 }
 
 impl ScratchState {
     /// Whether pieces will be given back without further calls of the host.
-    fn will_leave(&self) -> bool {
+    fn will_return(&self) -> bool {
         let orphaned = self.held == 0 && !self.reservations.is_empty();
-        orphaned || self.outgrown > 0 || self.leaving > 0
+        orphaned || self.outgrown > 0 || self.returning > 0
     }
 }
 
 impl ScratchPieces {
     pub(crate) fn new(workers: usize) -> Self {
         let (state, making) = (Mutex::default(), Mutex::default());
-        ScratchPieces { workers, state, left: Condvar::new(), making }
+        ScratchPieces { workers, state, returned: Condvar::new(), making }
     }
 
     /// Makes sure that kernels of `stream` can borrow `bytes` bytes. `make` allocates a piece of a
@@ -122,35 +122,35 @@ impl ScratchPieces {
         }
         state.made += fresh.len();
         state.free.extend(fresh);
-        self.leave(state, old);
+        self.give_back(state, old);
         Ok(reservation)
     }
 
     /// Gives pieces back to the pool, after releasing the lock: the pool takes its own.
-    fn leave(&self, mut state: MutexGuard<'_, ScratchState>, pieces: Vec<ScratchPiece>) {
-        state.leaving += 1;
+    fn give_back(&self, mut state: MutexGuard<'_, ScratchState>, pieces: Vec<ScratchPiece>) {
+        state.returning += 1;
         drop(state);
         drop(pieces);
         let mut state = lock(&self.state);
-        state.leaving -= 1;
-        state.departures += 1;
+        state.returning -= 1;
+        state.returns += 1;
         drop(state);
-        self.left.notify_all();
+        self.returned.notify_all();
     }
 
     /// Number of times that pieces were given back so far; `None` if none will be without further
     /// calls of the host.
-    pub(crate) fn departures(&self) -> Option<u64> {
+    pub(crate) fn returns(&self) -> Option<u64> {
         let state = lock(&self.state);
-        state.will_leave().then_some(state.departures)
+        state.will_return().then_some(state.returns)
     }
 
-    /// Waits until pieces were given back more than `departures` times, or until no piece will be
+    /// Waits until pieces were given back more than `returns` times, or until no piece will be
     /// given back.
-    pub(crate) fn wait_beyond(&self, departures: u64) {
+    pub(crate) fn wait_beyond(&self, returns: u64) {
         let mut state = lock(&self.state);
-        while state.departures == departures && state.will_leave() {
-            state = wait_on(&self.left, state);
+        while state.returns == returns && state.will_return() {
+            state = wait_on(&self.returned, state);
         }
     }
 
@@ -171,7 +171,7 @@ impl ScratchPieces {
             state.free.push(piece);
         } else {
             state.outgrown -= 1;
-            self.leave(state, vec![piece]);
+            self.give_back(state, vec![piece]);
         }
     }
 }
@@ -224,7 +224,7 @@ impl Drop for InFlight {
         if state.reservations.is_empty() {
             (state.bytes, state.made) = (0, 0);
             let all = std::mem::take(&mut state.free);
-            self.pieces.leave(state, all);
+            self.pieces.give_back(state, all);
         }
     }
 }

@@ -80,7 +80,7 @@ impl Transfer {
 /// A function that writes bytes.
 pub(crate) type Make = Box<dyn FnOnce(&mut [u8]) + Send>;
 
-/// The bytes of an upload, with the length of its tensor.
+/// The bytes of an upload: as many as its tensor has.
 pub(crate) enum HostBytes {
     /// A staging buffer.
     Staged(Box<[u8]>),
@@ -109,20 +109,20 @@ pub(crate) trait Download: Send {
     fn put(&self, i: usize, bytes: &[u8]);
 }
 
-/// Results of the workers' copies.
-pub(crate) type Slots<T> = Arc<[Mutex<Vec<T>>]>;
+/// Host memory of a read-back, one vector for each tensor, which the workers' copies fill.
+pub(crate) type ReadBack<T> = Arc<[Mutex<Vec<T>>]>;
 
 /// Destination of the elements of a read-back, for the tensors of one stream.
-pub(crate) struct IntoSlots<T> {
-    /// One for each tensor of the read-back.
-    pub(crate) slots: Slots<T>,
-    /// The slot of each argument.
-    pub(crate) places: Vec<usize>,
+pub(crate) struct IntoReadBack<T> {
+    /// Memory for all tensors of the read-back, also those of other streams.
+    pub(crate) vectors: ReadBack<T>,
+    /// Index in `vectors` of each argument.
+    pub(crate) indices: Vec<usize>,
 }
 
-impl<T: bytemuck::Pod + Send> Download for IntoSlots<T> {
+impl<T: bytemuck::Pod + Send> Download for IntoReadBack<T> {
     fn put(&self, i: usize, bytes: &[u8]) {
         // Blocks are aligned to more than any element needs, and views to their element.
-        *lock(&self.slots[self.places[i]]) = bytemuck::cast_slice(bytes).to_vec();
+        *lock(&self.vectors[self.indices[i]]) = bytemuck::cast_slice(bytes).to_vec();
     }
 }

@@ -1,7 +1,7 @@
 //! Work of a stream: a kernel, or a transfer.
 //!
-//! A kernel of the processor is a closure over its arguments' elements; a kernel of CUDA is a call.
-//! A transfer (a copy or a fill) is a value that each backend carries out.
+//! A kernel on a CPU device is a closure over its arguments' elements; on a CUDA device it is a
+//! call. A transfer (a copy or a fill) is a value that each backend carries out.
 
 use std::panic::Location;
 
@@ -13,9 +13,9 @@ use crate::hooks::LaunchCall;
 
 /// Work of a stream. Running it releases all memory that it refers to.
 pub(crate) enum StreamWork {
-    /// A kernel of the processor.
+    /// A kernel on a CPU device.
     Kernel(Box<dyn HostKernel>),
-    /// A copy or a fill on the processor.
+    /// A copy or a fill on a CPU device.
     Transfer(Box<(LaunchRecord, Transfer)>),
     /// Any work of a CUDA device.
     Cuda(Box<CudaTask>),
@@ -48,7 +48,7 @@ impl StreamWork {
         }
     }
 
-    /// Runs the work on the processor. May panic: kernels are user code.
+    /// Runs the work on the calling worker. May panic: kernels are user code.
     pub(crate) fn run(self) {
         match self {
             StreamWork::Kernel(kernel) => kernel.run(),

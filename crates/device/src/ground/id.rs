@@ -6,15 +6,15 @@ use std::fmt;
 /// `cuda:0`. Displayed in the same form, `cpu:0` as `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceId {
-    /// Logical device of this number on the processor: it has its own memory, workers and counts,
-    /// and shares the cores.
+    /// Logical device of this number on the CPU: it has its own memory, workers and counts, and
+    /// shares the cores.
     Cpu(u32),
     /// The CUDA device of this ordinal.
     Cuda(u32),
 }
 
 impl DeviceId {
-    /// The device's index in seeds (D2): `cpu:k` and `cuda:k` are k.
+    /// The number k of `cpu:k` and `cuda:k`. Seeds of permutations depend on it (D2).
     pub fn index(self) -> u32 {
         match self {
             DeviceId::Cpu(index) | DeviceId::Cuda(index) => index,

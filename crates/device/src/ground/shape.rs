@@ -40,7 +40,8 @@ impl Shape {
     pub(crate) fn bytes(&self, op: &'static str, element_bytes: usize) -> Result<usize> {
         let bytes = self.checked_numel().and_then(|n| n.checked_mul(element_bytes));
         match bytes {
-            // Rust's slices are at most isize::MAX bytes.
+            // Rust's slices have at most isize::MAX bytes. Half of that leaves room to round the
+            // size up to a size class of the pool.
             Some(bytes) if self.rank <= MAX_DIMS && bytes <= isize::MAX as usize / 2 => Ok(bytes),
             _ => Err(Error::BadShape {
                 operation: op,

@@ -229,7 +229,7 @@ impl Device {
         match &self.0.backend {
             DeviceBackend::Cpu { .. } => Ok(()),
             DeviceBackend::Cuda { cuda_streams, .. } => {
-                let wait = || counters.note(Act::Synchronize, "Device::load_kernels", site);
+                let wait = || counters.count(Act::Synchronize, "Device::load_kernels", site);
                 cuda_streams.first().map_or(Ok(()), |cuda_stream| cuda_stream.load(sources, wait))
             }
         }
@@ -289,8 +289,8 @@ impl Device {
     #[track_caller]
     pub fn trim(&self) -> usize {
         let (counters, site) = (&self.shared().counters, Location::caller());
-        let forbidden = || counters.note(Act::Synchronize, "Device::trim", site).is_err();
-        if self.pool().stops() && forbidden() { 0 } else { self.pool().trim() }
+        let forbidden = || counters.count(Act::Synchronize, "Device::trim", site).is_err();
+        if self.pool().returning_waits() && forbidden() { 0 } else { self.pool().trim() }
     }
 
     /// Blocks the calling thread until all work enqueued so far on every stream is done. Counted as
@@ -303,7 +303,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Device::synchronize", Location::caller());
         check_may_wait(operation)?;
-        self.shared().counters.note(Act::Synchronize, operation, site)?;
+        self.shared().counters.count(Act::Synchronize, operation, site)?;
         let _wait = self.shared().observers.host_waits(operation, Some(site));
         let streams = lock(&self.0.streams).clone();
         let mut result = Ok(());

@@ -32,7 +32,7 @@ impl Event {
         let (operation, site) = ("Event::synchronize", Location::caller());
         check_may_wait(operation)?;
         let Access { stream, seq } = &self.0;
-        stream.shared.counters.note(Act::Synchronize, operation, site)?;
+        stream.shared.counters.count(Act::Synchronize, operation, site)?;
         let _wait = stream.shared.observers.host_waits(operation, Some(site));
         stream.wait_host(*seq);
         stream.check_result(*seq)

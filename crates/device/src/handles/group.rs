@@ -68,7 +68,7 @@ impl<'a> LaunchGroup<'a> {
                 let touches = tensors
                     .iter()
                     .filter(|(tensor, _)| tensor.bytes() > 0)
-                    .map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state()))
+                    .map(|&(tensor, access)| (touch(tensor, access), tensor.stream().state()))
                     .collect();
                 GroupPart { stream, touches, work: Some(work) }
             });

@@ -36,10 +36,10 @@ impl HostBuffers {
         let memory = match (&self.ring, state.cuda_queue()) {
             (Some(ring), Some(queue)) => {
                 let wait = || {
-                    shared.counters.note(Act::Synchronize, operation, site)?;
+                    shared.counters.count(Act::Synchronize, operation, site)?;
                     Ok(shared.observers.host_waits(operation, Some(site)))
                 };
-                let grow = || shared.counters.note(Act::Allocate, operation, site);
+                let grow = || shared.counters.count(Act::Allocate, operation, site);
                 HostMemory::Staging(queue.take_staging(ring, wait, grow)?)
             }
             _ => HostMemory::Plain(vec![0; bytes].into()),
@@ -82,7 +82,7 @@ impl HostBuffer {
 }
 
 impl Drop for HostBuffer {
-    /// Keeps page-locked memory that was not uploaded for later uploads.
+    /// Returns page-locked memory that was not uploaded to its ring, for a later upload.
     fn drop(&mut self) {
         if let Some(HostMemory::Staging(staging)) = self.memory.take() {
             staging.give_back();

@@ -62,7 +62,7 @@ impl<'a> Launch<'a> {
         self
     }
 
-    /// Enqueues the kernel: on the processor the closure, on a CUDA device the program from
+    /// Enqueues the kernel: on a CPU device the closure, on a CUDA device the program from
     /// [`gpu`](Launch::gpu). A worker of the device, or the GPU, runs it after all earlier work of
     /// the stream, and after every earlier launch of other streams with a conflicting access. These
     /// waits happen on the device. Does not wait for the device; waits for space if the stream's
@@ -116,11 +116,11 @@ impl<'a> Launch<'a> {
         log_placement(self.operation, || self.placements());
         let record = self.record(category);
         let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
-        let touches = touching.map(|&(tensor, usage)| touch(tensor, usage));
+        let touches = touching.map(|&(tensor, access)| touch(tensor, access));
         let state = self.stream.state();
         let work = work(record)?;
         if let Some(act) = self.act {
-            state.shared.counters.note(act, self.operation, self.site)?;
+            state.shared.counters.count(act, self.operation, self.site)?;
         }
         submit_work(state, touches, work)
     }
@@ -141,7 +141,7 @@ impl<'a> Launch<'a> {
         let state = self.stream.state();
         let work = bound(state, self.program.take(), record, kernel)?;
         if let Some(act) = self.act {
-            state.shared.counters.note(act, self.operation, self.site)?;
+            state.shared.counters.count(act, self.operation, self.site)?;
         }
         group.parts.push(self.member(work));
         Ok(())
@@ -170,12 +170,12 @@ impl<'a> Launch<'a> {
     }
 
     fn record(&self, category: Category) -> LaunchRecord {
-        let args = self.tensors.iter().map(|&(tensor, usage)| Arg {
+        let args = self.tensors.iter().map(|&(tensor, access)| Arg {
             block: if tensor.bytes() == 0 { None } else { tensor.storage().block().cloned() },
             offset: tensor.offset(),
             bytes: tensor.bytes(),
             dtype: tensor.dtype(),
-            usage,
+            access,
             taken: false,
         });
         let (operation, site) = (self.operation, self.site);
@@ -187,9 +187,9 @@ impl<'a> Launch<'a> {
 
     #[cold]
     fn call(&self, category: Category) -> Arc<LaunchCall> {
-        let argument = |&(tensor, usage): &(&Tensor, AccessKind)| {
+        let argument = |&(tensor, access): &(&Tensor, AccessKind)| {
             let (dtype, shape, format) = (tensor.dtype(), tensor.shape(), tensor.format());
-            LaunchArgument { usage, dtype, shape, format }
+            LaunchArgument { access, dtype, shape, format }
         };
         let arguments = self.tensors.iter().map(argument).collect();
         Arc::new(LaunchCall { category, at: Instant::now(), arguments })
@@ -197,8 +197,8 @@ impl<'a> Launch<'a> {
 
     /// Placements of inputs and outputs, by their positions.
     fn placements(&self) -> (String, String) {
-        let of = |usage: AccessKind| {
-            let all = self.tensors.iter().enumerate().filter(|(_, (_, used))| *used == usage);
+        let of = |access: AccessKind| {
+            let all = self.tensors.iter().enumerate().filter(|(_, (_, used))| *used == access);
             let words = all.map(|(i, (tensor, _))| format!("{i}: {}", tensor.placement()));
             words.collect::<Vec<_>>().join("; ")
         };

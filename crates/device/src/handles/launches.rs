@@ -11,10 +11,10 @@ use crate::ground::{AccessKind, Act, Result};
 use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 
 /// Independent launches of any streams of any devices: no launch uses memory that another writes.
-/// For instance one step of many networks. On the processor each launch is enqueued on its stream,
+/// An example is one step of many networks. On a CPU device each launch is enqueued on its stream,
 /// as by [`Launch::run`](crate::Launch::run). The launches of a CUDA device become one graph, in
-/// which launches of one [`Program`] share the calls of its kernels. The graph is
-/// kept, and each later run is one call of the driver. Launches are added with
+/// which launches of one [`Program`] share the calls of its kernels. The graph is kept, and each
+/// later run is one call of the driver. Launches are added with
 /// [`Launch::add`](crate::Launch::add).
 ///
 /// ```
@@ -97,8 +97,8 @@ impl Launches<'_> {
                 Arc::ptr_eq(&launch.stream.state().shared, &state.shared)
             });
             rest = others;
-            let placed = of_device.iter().all(|launch| launch.program.is_placed());
-            if let Some(cuda_queue) = state.cuda_queue().filter(|_| placed) {
+            let names_pieces = of_device.iter().all(|launch| launch.program.names_pieces());
+            if let Some(cuda_queue) = state.cuda_queue().filter(|_| names_pieces) {
                 let programs: Vec<_> =
                     of_device.into_iter().map(|of| (of.program, of.arguments)).collect();
                 let reclaim = || {
@@ -117,9 +117,11 @@ impl Launches<'_> {
 }
 
 fn run_on_device(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
-    let placed =
-        |part: &GroupedLaunch<'_>| matches!(&part.work, StreamWork::Cuda(task) if task.is_placed());
-    if parts.iter().all(placed) {
+    let names_pieces = |part: &GroupedLaunch<'_>| match &part.work {
+        StreamWork::Cuda(task) => task.names_pieces(),
+        _ => false,
+    };
+    if parts.iter().all(names_pieces) {
         run_fused(parts)
     } else {
         parts.into_iter().try_for_each(run_alone)
@@ -127,9 +129,9 @@ fn run_on_device(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
 }
 
 fn run_alone(GroupedLaunch { operation, stream, tensors, work }: GroupedLaunch<'_>) -> Result<()> {
-    stream.shared.counters.note(Act::Launch, operation, work.site())?;
+    stream.shared.counters.count(Act::Launch, operation, work.site())?;
     let touching = tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
-    submit_work(stream, touching.map(|&(tensor, usage)| touch(tensor, usage)), work)
+    submit_work(stream, touching.map(|&(tensor, access)| touch(tensor, access)), work)
 }
 
 /// Enqueues launches of a CUDA device as one launch, on the stream of the first; the other streams
@@ -156,10 +158,11 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let fused = cuda_queue.fuse(tasks.collect(), &first.shared.counters, &reclaim)?;
     let Some(task) = fused else { return Ok(()) };
     let work = StreamWork::Cuda(Box::new(task));
-    first.shared.counters.note(Act::Launch, operation, work.site())?;
+    first.shared.counters.count(Act::Launch, operation, work.site())?;
     let touching = all.iter().filter(|(tensor, _)| tensor.bytes() > 0);
-    let touches =
-        touching.map(|&(tensor, usage)| (touch(tensor, usage), tensor.stream().state())).collect();
+    let touches = touching
+        .map(|&(tensor, access)| (touch(tensor, access), tensor.stream().state()))
+        .collect();
     let fused = GroupPart { stream: first, touches, work: Some(work) };
     let others =
         streams.into_iter().skip(1).map(|stream| GroupPart { stream, touches: vec![], work: None });

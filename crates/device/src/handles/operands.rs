@@ -11,9 +11,9 @@ use crate::order::Touch;
 pub(super) type LaunchOperands<'a> = SmallVec<[(&'a Tensor, AccessKind); INLINE_ARGS]>;
 
 /// The access of a launch to a tensor, for submission.
-pub(super) fn touch(tensor: &Tensor, usage: AccessKind) -> Touch<'_, Storage<Stream>> {
+pub(super) fn touch(tensor: &Tensor, access: AccessKind) -> Touch<'_, Storage<Stream>> {
     let bytes = tensor.offset()..tensor.offset() + tensor.bytes();
-    Touch { storage: tensor.storage(), usage, bytes }
+    Touch { storage: tensor.storage(), access, bytes }
 }
 
 /// Returns an error if a written argument shares bytes with another.

@@ -31,7 +31,7 @@ impl Peers {
     /// The id of a new group, to be sent to all its members.
     ///
     /// # Errors
-    /// The errors of [`library`](Peers::library); [`Error::NoKernel`] for a stream of a processor.
+    /// The errors of [`library`](Peers::library); [`Error::NoKernel`] for a stream of a CPU device.
     pub fn new_id(stream: &Stream) -> Result<[u8; ID_BYTES]> {
         PeerMembership::new_id(cuda_queue(stream)?.context())
     }

@@ -9,7 +9,7 @@ use crate::ground::sync::Arc;
 use crate::ground::{Error, Owner, Property, Result};
 use crate::memory::{MemoryRequest, PooledBlock, StreamHome};
 
-/// Temporary memory on a processor for the kernels of a stream. A kernel has the memory while it
+/// Temporary memory on a CPU device for the kernels of a stream. A kernel has the memory while it
 /// runs; the contents are lost afterwards. Streams share the memory: a device has one piece for
 /// each kernel that can run at once, at most one for each worker, however many streams there are. A
 /// worker uses its piece for one kernel after the other, so that the piece stays in its caches. A

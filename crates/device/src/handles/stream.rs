@@ -44,9 +44,9 @@ impl Stream {
         Launch::new(self, operation, Some(Act::Launch), Location::caller())
     }
 
-    /// Copies each first tensor into its second, inside of the device and in stream order: one
-    /// command, counted as one launch, for all of them. `operation` names it in errors and reports.
-    /// Does not wait.
+    /// Copies tensors inside of the device, in stream order: each piece is a pair (`from`, `to`).
+    /// One command, counted as one launch, for all pieces. `operation` names it in errors and
+    /// reports. Does not wait.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], with the tensors of all pieces in order as arguments
@@ -88,7 +88,7 @@ impl Stream {
     /// as one copy to the device. `make` receives a buffer of the tensor's size, with
     /// unspecified contents.
     ///
-    /// - On the processor the buffer is the tensor's memory, and a worker calls `make` in stream
+    /// - On a CPU device the buffer is the tensor's memory, and a worker calls `make` in stream
     ///   order; if `make` panics, the stream fails.
     /// - For a CUDA device the buffer is staging memory, and this function calls `make`; if `make`
     ///   panics, the panic reaches the caller, and nothing is enqueued. Waits for earlier copies
@@ -149,7 +149,7 @@ impl Stream {
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Stream::synchronize", Location::caller());
         check_may_wait(operation)?;
-        self.state().shared.counters.note(Act::Synchronize, operation, site)?;
+        self.state().shared.counters.count(Act::Synchronize, operation, site)?;
         let _wait = self.state().shared.observers.host_waits(operation, Some(site));
         let seq = self.state().lock().submitted();
         self.state().wait_host(seq);

@@ -110,7 +110,7 @@ impl Tensor {
         check_length(operation, what.shape.numel(), elements.len())?;
         let mut tensor = what.tensor(stream, operation, site)?;
         let bytes = bytemuck::cast_slice(elements);
-        stream.state().shared.counters.note(Act::CopyToDevice, operation, site)?;
+        stream.state().shared.counters.count(Act::CopyToDevice, operation, site)?;
         let shared = &stream.state().shared;
         // An observer that checks order sees launches only, so with such an observer this is a
         // launch.

@@ -7,7 +7,7 @@ use std::panic::Location;
 use super::expect::Expect;
 use super::{Launch, Stream, Tensor};
 use crate::execution::{
-    Fill, ForeignAddresses, HostBytes, IntoSlots, Make, Slots, Transfer, check_may_wait,
+    Fill, ForeignAddresses, HostBytes, IntoReadBack, Make, ReadBack, Transfer, check_may_wait,
 };
 use crate::ground::fault::EngineFault;
 use crate::ground::sync::{Arc, Mutex, lock};
@@ -185,14 +185,14 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: CallSite) -> Res
     for (i, tensor) in tensors.iter().enumerate() {
         expect.check(operation, format_args!("tensors[{i}]"), tensor)?;
     }
-    shared.counters.note(Act::CopyToHost, operation, site)?;
-    shared.counters.note(Act::Synchronize, operation, site)?;
+    shared.counters.count(Act::CopyToHost, operation, site)?;
+    shared.counters.count(Act::Synchronize, operation, site)?;
     let _copy = shared.observers.host_copies(operation, Category::CopyToHost, site);
-    let slots: Slots<T> = tensors.iter().map(|_| Mutex::new(Vec::new())).collect();
+    let vectors: ReadBack<T> = tensors.iter().map(|_| Mutex::new(Vec::new())).collect();
     // All copies are in flight before the first wait.
     let ends = by_stream(tensors)
         .into_iter()
-        .map(|(stream, members)| copy_out_of(stream, tensors, members, &slots, site))
+        .map(|(stream, members)| copy_out_of(stream, tensors, members, &vectors, site))
         .collect::<Result<Vec<_>>>()?;
     if !shared.faults.has(EngineFault::NoWaitForReadBack) {
         ends.iter().for_each(|end| end.stream.wait_host(end.seq));
@@ -202,7 +202,7 @@ fn copy_out<T: bytemuck::Pod + Send>(tensors: &[&Tensor], site: CallSite) -> Res
         shared.observers.try_notify(|observer| observer.host_takes(from, end.position(), site))?;
         end.stream.check_result(end.seq)?;
     }
-    Ok(slots.iter().map(|slot| std::mem::take(&mut *lock(slot))).collect())
+    Ok(vectors.iter().map(|vector| std::mem::take(&mut *lock(vector))).collect())
 }
 
 /// The streams of the tensors, each with the indices of its tensors.
@@ -222,14 +222,14 @@ fn copy_out_of<T: bytemuck::Pod + Send>(
     stream: &Stream,
     tensors: &[&Tensor],
     members: Vec<usize>,
-    slots: &Slots<T>,
+    vectors: &ReadBack<T>,
     site: CallSite,
 ) -> Result<Access> {
     let mut launch = Launch::new(stream, "read_back", None, site);
     for &i in &members {
         launch = launch.read(tensors[i]);
     }
-    let into = IntoSlots { slots: slots.clone(), places: members };
+    let into = IntoReadBack { vectors: vectors.clone(), indices: members };
     launch.transfer(Transfer::Download(Box::new(into)))?;
     Ok(stream.record().0)
 }

@@ -1,5 +1,5 @@
-//! Counts of a device's acts (V2). Every counted act goes through [`Counters::note`] or
-//! [`Counters::note_under`] with its operation and call site, before it happens.
+//! Counts of a device's acts (V2). Every counted act goes through [`Counters::count`] or
+//! [`Counters::count_under`] with its operation and call site, before it happens.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -61,14 +61,14 @@ impl Counters {
     ///
     /// # Errors
     /// The errors of the calling thread's gate. The act is then not counted, and must not happen.
-    pub(crate) fn note(
+    pub(crate) fn count(
         &self,
         act: Act,
         operation: &'static str,
         site: &'static Location<'static>,
     ) -> Result<()> {
         if cfg!(meristem_bare) {
-            return Ok(()); // see bench/README.md
+            return Ok(()); // only in the build that measures the cost of counting (bench/README.md)
         }
         admit(self.device, act, operation, site)?;
         // Relaxed: no other access depends on the order of counts.
@@ -76,14 +76,14 @@ impl Counters {
         Ok(())
     }
 
-    /// Counts, like [`note`](Counters::note), an act that is always counted under one lock, which
+    /// Counts, like [`count`](Counters::count), an act that is always counted under one lock, which
     /// `lock` takes. No other thread counts this act meanwhile, so the count needs no atomic
     /// addition.
     ///
     /// # Errors
-    /// The errors of [`note`](Counters::note); the lock is then not taken.
+    /// The errors of [`count`](Counters::count); the lock is then not taken.
     #[inline]
-    pub(crate) fn note_under<G>(
+    pub(crate) fn count_under<G>(
         &self,
         act: Act,
         operation: &'static str,
@@ -91,7 +91,7 @@ impl Counters {
         lock: impl FnOnce() -> G,
     ) -> Result<G> {
         if cfg!(meristem_bare) {
-            return Ok(lock()); // see bench/README.md
+            return Ok(lock()); // as in `count`
         }
         admit(self.device, act, operation, site)?;
         let guard = lock();

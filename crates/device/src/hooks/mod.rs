@@ -14,6 +14,7 @@ pub(crate) use counters::{Counters, set_gate};
 pub use observer::POISON;
 pub(crate) use observer::{
     Allocation, Category, CommandPosition, DeviceObserver, DeviceObservers, FinishedLaunch,
-    HostActivity, LaunchArgument, LaunchCall, Observed, ObserverNote, SubmittedLaunch, Touched,
+    HostActivity, LaunchArgument, LaunchCall, ObservedStream, ObserverState, SubmittedLaunch,
+    Touched,
 };
 pub(crate) use placement::log_placement;

@@ -15,7 +15,7 @@ use crate::ground::{AccessKind, DType, INLINE_ARGS, MemoryFormat, Owner, Result,
 pub const POISON: u32 = 0x7FFD_EAD5;
 
 /// State that an observer keeps with a stream.
-pub(crate) type ObserverNote = Box<dyn Any + Send + Sync>;
+pub(crate) type ObserverState = Box<dyn Any + Send + Sync>;
 
 /// An observer of a device, such as a trace or the race sanitizer. Hooks do nothing by default, and
 /// never wait for the device.
@@ -34,7 +34,7 @@ pub(crate) trait DeviceObserver: Send + Sync {
     }
 
     /// A stream is opened; returns the state to keep with it.
-    fn stream_opened(&self, _name: &Arc<str>) -> Option<ObserverNote> {
+    fn stream_opened(&self, _name: &Arc<str>) -> Option<ObserverState> {
         None
     }
 
@@ -65,7 +65,7 @@ pub(crate) trait DeviceObserver: Send + Sync {
 
     /// A stream has reached a wait. Called again for the same wait when a parked stream continues.
     /// Called on the stream's worker; never for streams of a CUDA device.
-    fn wait_begins(&self, _stream: &Observed) {}
+    fn wait_begins(&self, _stream: &ObservedStream) {}
 
     /// The wait at `_at` is over: `_producer` is done. Called on the stream's worker; never for
     /// streams of a CUDA device.
@@ -111,7 +111,8 @@ impl DeviceObservers {
     /// Whether there are none.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        cfg!(meristem_bare) || self.0.is_empty() // see bench/README.md
+        // `meristem_bare`: only in the build that measures the cost of hooks (bench/README.md).
+        cfg!(meristem_bare) || self.0.is_empty()
     }
 
     /// Calls a hook of each observer, one after the other.
@@ -183,10 +184,10 @@ impl DeviceObservers {
     }
 
     /// Opens a stream.
-    pub(crate) fn open_stream(&self, name: &str) -> Observed {
+    pub(crate) fn open_stream(&self, name: &str) -> ObservedStream {
         let name = name.into();
-        let notes = self.0.iter().filter_map(|observer| observer.stream_opened(&name));
-        Observed { notes: notes.collect(), name }
+        let states = self.0.iter().filter_map(|observer| observer.stream_opened(&name));
+        ObservedStream { states: states.collect(), name }
     }
 }
 
@@ -195,22 +196,22 @@ impl DeviceObservers {
 pub(crate) struct HostSpan(#[expect(dead_code, reason = "dropped at the end")] Vec<Box<dyn Any>>);
 
 /// A stream: its name, and the state that observers keep with it.
-pub(crate) struct Observed {
+pub(crate) struct ObservedStream {
     pub(crate) name: Arc<str>,
-    notes: Box<[ObserverNote]>,
+    states: Box<[ObserverState]>,
 }
 
-impl Observed {
+impl ObservedStream {
     /// The state of type `T` that an observer keeps.
-    pub(crate) fn note<T: 'static>(&self) -> Option<&T> {
-        self.notes.iter().find_map(|note| note.downcast_ref())
+    pub(crate) fn state<T: 'static>(&self) -> Option<&T> {
+        self.states.iter().find_map(|state| state.downcast_ref())
     }
 }
 
 /// A command of a stream, by its number from 1.
 #[derive(Clone, Copy)]
 pub(crate) struct CommandPosition<'a> {
-    pub(crate) stream: &'a Observed,
+    pub(crate) stream: &'a ObservedStream,
     pub(crate) seq: u64,
 }
 
@@ -231,7 +232,7 @@ pub(crate) struct Touched<'a> {
     pub(crate) allocation: &'a Allocation,
     /// Address of its block, which a later allocation may get.
     pub(crate) address: u64,
-    pub(crate) usage: AccessKind,
+    pub(crate) access: AccessKind,
     /// Bytes of the block.
     pub(crate) bytes: Range<usize>,
 }
@@ -257,7 +258,7 @@ pub(crate) struct LaunchCall {
 
 /// An argument of a launch.
 pub(crate) struct LaunchArgument {
-    pub(crate) usage: AccessKind,
+    pub(crate) access: AccessKind,
     pub(crate) dtype: DType,
     pub(crate) shape: Shape,
     pub(crate) format: MemoryFormat,

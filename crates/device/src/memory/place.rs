@@ -25,7 +25,7 @@ impl<H> PooledBlock<H> {
             free.hazards_mut().inherited().iter().filter(|of| !of.is_done()).cloned().collect();
         let place = Self { pool: Arc::clone(pool), free: Some(free), owner, bytes };
         if !pending.is_empty() {
-            stream.shared.counters.note(Act::Synchronize, operation, site)?;
+            stream.shared.counters.count(Act::Synchronize, operation, site)?;
             pending.iter().for_each(|access| access.stream.wait_host(access.seq));
         }
         Ok(place)

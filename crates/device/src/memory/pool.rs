@@ -202,7 +202,7 @@ impl<H> Pool<H> {
     }
 
     /// Counts the bytes of a new tensor.
-    fn take(&self, state: &mut PoolState<H>, owner: Owner, bytes: usize) {
+    fn count_tensor(&self, state: &mut PoolState<H>, owner: Owner, bytes: usize) {
         let held = state.usage.take(owner, bytes);
         self.observers.notify(|observer| observer.memory_changed(owner, held));
     }
@@ -239,13 +239,13 @@ impl<H> Pool<H> {
         let class = class_of(bytes);
         let counters = &stream.shared.counters;
         let enter = || lock(&self.state);
-        let mut state = counters.note_under(Act::Allocate, operation, site, enter)?;
+        let mut state = counters.count_under(Act::Allocate, operation, site, enter)?;
         let mut ready = state.lists[slot].take_ready(class, stream);
         if ready.is_none() {
             ready = state.lists[ORPHANS].take_ready(class, stream);
         }
         let Some(free) = ready else { return self.allocate_anew(state, request) };
-        self.take(&mut state, owner, bytes);
+        self.count_tensor(&mut state, owner, bytes);
         Ok(self.hand_out(free))
     }
 
@@ -262,7 +262,7 @@ impl<H> Pool<H> {
             Some(free) => (state, free),
             None => self.allocate_under_pressure(state, request)?,
         };
-        self.take(&mut state, request.owner, request.bytes);
+        self.count_tensor(&mut state, request.owner, request.bytes);
         Ok(free)
     }
 
@@ -310,26 +310,26 @@ impl<H> Pool<H> {
             // iteration.
             let may_wait = !on_worker();
             let busy = if may_wait { state.find_busy() } else { None };
-            let departures = if may_wait { self.pieces.departures() } else { None };
-            if self.memory.stops() {
+            let returns = if may_wait { self.pieces.returns() } else { None };
+            if self.memory.returning_waits() {
                 let counters = &stream.shared.counters;
-                counters.note(Act::Synchronize, request.operation, request.site)?;
+                counters.count(Act::Synchronize, request.operation, request.site)?;
             }
             if let Some(free) = self.trim_and_grow(&mut state, class) {
                 return Ok((state, free));
             }
-            if busy.is_none() && departures.is_none() {
+            if busy.is_none() && returns.is_none() {
                 stream.check_alive()?; // a failed device has no memory
                 return Err(self.exhausted(&state, request));
             }
             drop(state);
             if !std::mem::replace(&mut waited, true) {
-                stream.shared.counters.note(Act::Synchronize, request.operation, request.site)?;
+                stream.shared.counters.count(Act::Synchronize, request.operation, request.site)?;
             }
             let wait = self.observers.host_waits("wait for memory", Some(request.site));
-            match (busy, departures) {
+            match (busy, returns) {
                 (Some(access), _) => access.stream.wait_host(access.seq),
-                (None, Some(departures)) => self.pieces.wait_beyond(departures),
+                (None, Some(returns)) => self.pieces.wait_beyond(returns),
                 (None, None) => {}
             }
             drop(wait);
@@ -381,8 +381,8 @@ impl<H> Pool<H> {
     }
 
     /// Whether returning a block to the system waits for all work of the device.
-    pub(crate) fn stops(&self) -> bool {
-        self.memory.stops()
+    pub(crate) fn returning_waits(&self) -> bool {
+        self.memory.returning_waits()
     }
 
     /// Returns every idle block to the system; returns the number of bytes.

@@ -7,12 +7,15 @@ use crate::ground::{Owner, OwnerUse};
 /// counts bytes of blocks.
 #[derive(Default)]
 pub(crate) struct Usage {
-    /// Bytes in tensors, now and at most.
+    /// Bytes in tensors now.
     pub(crate) current: usize,
+    /// Largest number of bytes in tensors so far.
     pub(crate) peak: usize,
-    /// Bytes taken from the system, now and at most.
+    /// Bytes taken from the system now.
     pub(crate) reserved: usize,
+    /// Largest number of bytes taken from the system so far.
     pub(crate) reserved_peak: usize,
+    /// Bytes in tensors of each owner, now and at most, in the order of [`Owner::ALL`].
     owners: [(usize, usize); Owner::ALL.len()],
     /// Watermarks of the measured calls: usually none.
     watermarks: Vec<Watermark>,

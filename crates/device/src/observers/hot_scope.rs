@@ -219,7 +219,7 @@ fn judge(scopes: &[Rc<OpenScope>], device: u64, seen: ActSite) -> ActVerdict {
         _ => ActVerdict::Fine,
     };
     let happens = !matches!(verdict, ActVerdict::Deny { .. });
-    ours().for_each(|open| open.note(seen, happens));
+    ours().for_each(|open| open.record(seen, happens));
     verdict
 }
 
@@ -240,7 +240,7 @@ impl OpenScope {
         self.report.borrow().sites.iter().any(|site| same_place(site, seen))
     }
 
-    fn note(&self, seen: ActSite, happens: bool) {
+    fn record(&self, seen: ActSite, happens: bool) {
         let mut report = self.report.borrow_mut();
         if happens {
             report.counts.add(seen.act);

@@ -72,14 +72,14 @@ impl Hazards {
     pub(crate) fn waits(
         &self,
         stream: &Arc<StreamState>,
-        usage: AccessKind,
+        kind: AccessKind,
         edges: &mut Edges,
     ) -> Result<()> {
         for access in &self.inherited {
             add_edge(edges, stream, access, false);
         }
         let faults = stream.shared.faults;
-        let (to_write, to_read) = match usage {
+        let (to_write, to_read) = match kind {
             AccessKind::Read => (!faults.has(EngineFault::NoWaitForProducer), false),
             AccessKind::Write => (
                 !faults.has(EngineFault::NoWaitForWriter),
@@ -103,8 +103,8 @@ impl Hazards {
     }
 
     /// Records a submitted access.
-    pub(crate) fn note(&mut self, stream: &Arc<StreamState>, seq: u64, usage: AccessKind) {
-        match usage {
+    pub(crate) fn record(&mut self, stream: &Arc<StreamState>, seq: u64, kind: AccessKind) {
+        match kind {
             AccessKind::Write => {
                 // All earlier accesses are ordered before this write, so a wait for it covers them.
                 self.reads.clear();
@@ -117,7 +117,7 @@ impl Hazards {
                     return;
                 }
                 if self.reads.len() >= 2 && !stream.shared.checks_order {
-                    self.reads.retain(|read| !read.seems_done());
+                    self.reads.retain(|read| !read.is_known_done());
                 }
                 self.reads.push(Access { stream: stream.clone(), seq });
             }
@@ -146,7 +146,7 @@ impl Hazards {
     /// Forgets inherited accesses that are known to be done.
     pub(crate) fn forget_done(&mut self) {
         if !self.inherited.is_empty() {
-            self.inherited.retain(|access| !access.seems_done());
+            self.inherited.retain(|access| !access.is_known_done());
         }
     }
 

@@ -29,7 +29,7 @@ pub(crate) trait TrackedMemory {
 /// An access of a launch to a range of bytes of a storage.
 pub(crate) struct Touch<'a, M> {
     pub(crate) storage: &'a M,
-    pub(crate) usage: AccessKind,
+    pub(crate) access: AccessKind,
     /// Bytes of the storage.
     pub(crate) bytes: Range<usize>,
 }
@@ -46,10 +46,10 @@ impl<'a> CheckedLaunch<'a> {
         edges: &'a [Edge],
         touches: impl Iterator<Item = &'a Touch<'a, M>>,
     ) -> Self {
-        let touched = touches.map(|Touch { storage, usage, bytes }| Touched {
+        let touched = touches.map(|Touch { storage, access, bytes }| Touched {
             allocation: storage.allocation(),
             address: storage.address(),
-            usage: *usage,
+            access: *access,
             bytes: bytes.clone(),
         });
         CheckedLaunch { after: positions(edges), touched: touched.collect() }
@@ -92,8 +92,8 @@ pub(crate) fn submit_work<'a, M: TrackedMemory + 'a>(
     stream.check_alive()?;
     let (submission, queue) = enter(stream);
     let mut edges = Edges::new();
-    for Touch { storage, usage, .. } in touches.clone() {
-        storage.hazards().waits(stream, usage, &mut edges)?;
+    for Touch { storage, access, .. } in touches.clone() {
+        storage.hazards().waits(stream, access, &mut edges)?;
     }
     let seq = queue.submitted() + edges.len() as u64 + 1;
     if stream.shared.checks_order {
@@ -102,8 +102,8 @@ pub(crate) fn submit_work<'a, M: TrackedMemory + 'a>(
         seen.check(stream, seq, &work)?;
         seen.notify(stream, seq, &work);
     }
-    for Touch { storage, usage, .. } in touches {
-        storage.hazards().note(stream, seq, usage);
+    for Touch { storage, access, .. } in touches {
+        storage.hazards().record(stream, seq, access);
     }
     let enqueued = stream.enqueue(queue, edges, Some(work));
     debug_assert_eq!(seq, enqueued);
@@ -144,8 +144,8 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
         if part.work.is_some() {
             handed.iter().for_each(|access| add_edge(&mut edges, part.stream, access, true));
         }
-        for (Touch { storage, usage, .. }, _) in &part.touches {
-            storage.hazards().waits(part.stream, *usage, &mut edges)?;
+        for (Touch { storage, access, .. }, _) in &part.touches {
+            storage.hazards().waits(part.stream, *access, &mut edges)?;
         }
         if let Some(work) = part.work.as_ref().filter(|_| part.stream.shared.checks_order) {
             let seq = part.stream.lock().submitted() + edges.len() as u64 + 1;
@@ -179,9 +179,9 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
             Access { stream: stream.clone(), seq }
         })
         .collect();
-    for (Touch { storage, usage, .. }, owner) in all {
+    for (Touch { storage, access, .. }, owner) in all {
         let end = ends.iter().rev().find(|end| Arc::ptr_eq(&end.stream, owner));
-        storage.hazards().note(owner, end.map_or(0, |end| end.seq), usage);
+        storage.hazards().record(owner, end.map_or(0, |end| end.seq), access);
     }
     drop(submission);
     for Access { stream, seq } in &ends {
@@ -228,7 +228,7 @@ pub(crate) fn wait_for(
         // A CUDA device cannot wait for a worker of this process: the host waits for both.
         let operation = "Stream::wait";
         check_may_wait(operation)?;
-        stream.shared.counters.note(Act::Synchronize, operation, site)?;
+        stream.shared.counters.count(Act::Synchronize, operation, site)?;
         let _wait = stream.shared.observers.host_waits(operation, Some(site));
         access.stream.wait_host(access.seq);
         return access.stream.check_result(access.seq);

@@ -114,12 +114,12 @@ settings! {
         data_root: Option<PathBuf> = absent("none, for a dataset without files"),
             unit("DIR");
         /// Target columns, with --dataset table; all other columns are features. One column of text
-        /// or of whole numbers has classes, other columns have numbers. --task regress makes whole
-        /// numbers numbers.
+        /// or of whole numbers has classes, other columns have numbers. With --task regress a
+        /// column of whole numbers has numbers, too.
         target: Option<Vec<String>> = absent("none, for datasets other than table"),
             unit("COLUMNS"), since(9, None);
-        /// Missing values of features, with --dataset table. refuse: an error. fill: the mean of
-        /// the training rows, or a category of its own.
+        /// Missing values of features, with --dataset table. refuse: an error. fill: in a column of
+        /// numbers the mean of the training rows, in a column of categories one more category.
         missing: MissingValues = same(MissingValues::Refuse),
             unit("RULE"), since(9, "refuse");
         /// Skip and count images that do not decode and CIFAR records with an invalid label,
@@ -141,8 +141,9 @@ settings! {
             absent(format!("{CONTROL_SHARE} with a controller, 0 without one")),
             unit("SHARE"), real(0.0, 0.9), study_default(CONTROL_SHARE);
         /// Folds of a cross-validation: env i holds out fold i mod N as its control split, with M
-        /// members fold ⌊i / M⌋ mod N, and trains on the others. Classes are spread evenly over
-        /// the folds. envs must be a multiple of N, with M members of M · N, which is the default.
+        /// members fold ⌊i / M⌋ mod N, and trains on the others. Classes are spread evenly over the
+        /// folds. envs must be a multiple of N, or with M members a multiple of M · N; the default
+        /// of envs is N, or M · N.
         folds: Option<usize> = absent("one control split for all envs"),
             unit("N"), whole(2, 4096), since(10, None), train_only();
         /// Train each env on a bootstrap sample of its training samples: drawn with replacement, as
@@ -207,9 +208,9 @@ settings! {
         scheduler: Scheduler = same(Scheduler::None),
             unit("RULE"), since(11, "none"), train_only();
         /// Number of members in training at a time. When a member ends, the next one begins in its
-        /// place, so that all workers stay in use, and each makes `steps` steps of its own. With
-        /// halving and hyperband, members are compared at steps called rungs: a member goes on if
-        /// it is among the best of those that have reached the rung so far.
+        /// place, so that all workers stay in use. Each member makes `steps` steps. With halving
+        /// and hyperband, members are compared at steps called rungs: a member goes on if it is
+        /// among the best of those that have reached the rung so far.
         places: Option<usize> = absent("all members"),
             unit("N"), whole(1, 4096), since(12, None), train_only();
         /// Changes of members after some steps, instead of the decisions of a scheduler. `sweep
@@ -373,15 +374,16 @@ settings! {
         /// outgoing weights of 0. net2wider: copies of other features, with shares of their
         /// outgoing weights. firefly: as zero, but the best of eight times as many candidates.
         /// gradmax: incoming weights of 0, with the outgoing weights that give them the largest
-        /// gradient. tiny: the features that lower the loss most. These three measure 16 training
-        /// batches. variance_transfer: pairs of equal features with opposite outgoing weights, and
-        /// smaller old weights before a batch norm.
+        /// gradient. tiny: the features that lower the loss most. variance_transfer: pairs of equal
+        /// features with opposite outgoing weights, and smaller old weights before a batch norm.
+        /// firefly, gradmax and tiny measure 16 training batches.
         width_init in rules.width_init: WidthInit, since(13, "zero"), of_member(),
             of_growth(), of_width(), of_learner();
         /// Learning rates of new parts. uniform: those of old parts. FACTOR:STEPS, such as 2:10 or
         /// 0.1:5: features that a layer gets and modules begin with FACTOR times the rate, which
-        /// goes linearly to the usual one over STEPS steps. norm: ‖W_t‖ / ‖W_0‖ times the rate for
-        /// the further elements W_t of a parameter that began with W_0, within 0.1 and 10.
+        /// goes linearly to the usual one over STEPS steps. norm: elements W_t that a parameter got
+        /// later have ‖W_t‖ / ‖W_0‖ times the rate, where W_0 are the elements that it began with;
+        /// at least 0.1 and at most 10 times.
         growth_lr: GrowthLr = same(GrowthLr::Uniform),
             unit("RATES"), since(15, "uniform"), of_member(), of_growth();
         /// State of an env's optimisers when a layer becomes wider. keep: it stays with its
@@ -413,9 +415,9 @@ settings! {
         /// Duration of blending that the heuristic chooses: fast (3 steps), standard (5) or slow
         /// (8).
         tempo in heuristic.tempo: Tempo, of_member(), of_heuristic();
-        /// Share of its initial features by which the heuristic makes a layer wider, one layer at a
-        /// time, while no module needs an action; also by which a policy of the form set-widen
-        /// does. With 0 they make no layer wider.
+        /// Share of its initial features by which the heuristic, or a policy of the form set-widen,
+        /// makes a layer wider. The heuristic does so for one layer at a time, while no module
+        /// needs an action. With 0 no layer becomes wider.
         widen_by in heuristic.widen_by: f64, unit("SHARE"), real(0.0, 100.0),
             since(13, "0"), of_member(), of_heuristic();
         /// Minimum number of steps from one change of width in an env to the next.
@@ -425,10 +427,10 @@ settings! {
         /// multiple of its initial number; at least 1 + widen-by.
         widen_up_to in heuristic.widen_up_to: f64, unit("FACTOR"), real(1.0, 1000.0),
             since(13, "2"), of_member(), of_heuristic(), of_width();
-        /// Trigger of the heuristic's growth in width, after the pause. schedule: the end of the
-        /// pause. plateau: the control score is on a plateau, by plateau-steps and plateau-gain.
-        /// orthogonality: the activations of the layer are as orthogonal as in the first step, by
-        /// widen-orthogonality; measures 16 training batches.
+        /// Trigger of the heuristic's growth in width, besides the end of the pause. schedule: no
+        /// other condition. plateau: the control score is on a plateau, by plateau-steps and
+        /// plateau-gain. orthogonality: the activations of the layer are as orthogonal as in the
+        /// first step, by widen-orthogonality; measures 16 training batches.
         widen_trigger in heuristic.widen_trigger: WidenTrigger,
             unit("RULE"), since(15, "schedule"), of_member(), of_heuristic(), of_width();
         /// Layer that the heuristic makes wider. smallest: the one whose number of features after
@@ -462,8 +464,8 @@ settings! {
             Preset::NAMES.map(|(_, preset)| policy_width(preset))
         ), unit("N"), whole(1, 65_536);
         /// Form of the policy. vector: for hosts with one number of slots and one list of
-        /// blueprints. set: for any hosts, also of different members. set-widen: as set, and the
-        /// policy may make layers wider, by widen-by and up to widen-up-to.
+        /// blueprints. set: for any hosts, which may differ between members. set-widen: as set, and
+        /// the policy may make layers wider, by widen-by and up to widen-up-to.
         policy_form: Option<ObservationForm> = absent(
             "the form of the policy that the run starts from; for a new policy vector"
         ), unit("FORM"), since(14, "vector");
@@ -474,7 +476,7 @@ settings! {
         /// Passes over the round in one policy update.
         ppo_epochs in ppo.epochs: usize, unit("N"), whole(1, 1000);
         /// Parts into which the envs of a rank are divided in each pass. Each part is a minibatch
-        /// of whole episodes with an optimiser step of its own, and normalises its advantages.
+        /// of whole episodes, with one optimiser step, and normalises its advantages.
         ppo_minibatches in ppo.minibatches: usize, unit("N"), whole(1, 4096), since(15, "1");
         /// Learning rate of the policy (Adam).
         ppo_lr in ppo.lr: f32, unit("RATE"), real(0.0, f64::from(f32::MAX));

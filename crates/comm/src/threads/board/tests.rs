@@ -43,7 +43,7 @@ fn the_longest_silent_rank_is_late_and_no_rank_is_guessed() {
     let board = watched([(0, 5), (1, 5), (2, 6), (1, 5)]);
     // Another rank may still explain it.
     assert!(error(&board, ExchangeProblem::Overdue).is_none());
-    lock(&board.state).unnamed = Instant::now().checked_sub(UNNAMED);
+    lock(&board.state).overdue_since = Instant::now().checked_sub(UNEXPLAINED_MAX);
     let nobody = error(&board, ExchangeProblem::Overdue).unwrap();
     assert!(matches!(nobody, Error::Endless { seconds: 60.0, .. }), "{nobody}");
     assert!(nobody.to_string().contains("the responsible rank is unknown"));

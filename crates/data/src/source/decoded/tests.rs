@@ -247,7 +247,7 @@ fn a_damaged_file_is_as_good_as_none() {
 fn the_least_recently_used_go_first() {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes, seconds) in [("a", 10, 30), ("b", 20, 10), ("c", 30, 20), ("d", 40, 0)] {
-        let path = folder.path().join(name).with_extension(ENDING);
+        let path = folder.path().join(name).with_extension(EXTENSION);
         fs::write(&path, vec![0; bytes]).unwrap();
         age(&path, seconds);
     }

@@ -44,7 +44,7 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// The whole number of a cell, such as `3`, `+3` or `3.0`.
+/// Parses a cell with a whole number, such as `3`, `+3` or `3.0`.
 pub(super) fn whole(text: &str) -> Option<i64> {
     csv_file::whole_number(text).or_else(|| {
         let number: f64 = text.parse().ok()?;

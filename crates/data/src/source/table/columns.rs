@@ -135,7 +135,7 @@ fn arrow_batches(file: File) -> std::result::Result<(Schema, Batches), ArrowErro
     Ok((schema, Box::new(reader)))
 }
 
-/// Calls a decoder. It panics on some damaged files, which is an error like its others.
+/// Calls a decoder. A panic of the decoder, which some damaged files cause, becomes an error.
 ///
 /// # Errors
 /// [`Layout`](crate::Error::Layout) for a file that cannot be decoded.
@@ -150,9 +150,13 @@ fn decoded<T>(
         Ok(Err(error)) => error.to_string(),
         Err(_) => "values that the decoder cannot read".into(),
     };
-    Err(Mismatch::new("the table", "a complete file, if it is of Arrow without compression", got)
-        .remedy("write it again, such as with pandas.DataFrame.to_parquet")
-        .in_layout(path))
+    Err(Mismatch::new(
+        "the table",
+        "a complete Parquet file, or a complete Arrow file without compression",
+        got,
+    )
+    .remedy("write it again, such as with pandas.DataFrame.to_parquet")
+    .in_layout(path))
 }
 
 thread_local! {

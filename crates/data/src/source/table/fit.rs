@@ -33,8 +33,9 @@ impl Evidence {
 struct Column<'a> {
     place: usize,
     name: &'a str,
-    /// Numbers that were added, and their mean.
+    /// Number of numbers that were added.
     count: u64,
+    /// Their mean.
     mean: f64,
     /// The first text.
     text: Option<Evidence>,

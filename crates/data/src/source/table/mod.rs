@@ -72,7 +72,7 @@ pub(crate) fn open(
     let (kind, outputs, standardization) = outputs(&rules);
     let test = match targets[1].len() {
         0 => TestSplit::Missing("rows whose `split` is test"),
-        len => TestSplit::Images(len),
+        len => TestSplit::Samples(len),
     };
     let layout = Layout {
         kind: InputKind::Vector,
@@ -157,7 +157,9 @@ impl TableReader {
         self.reported.call_once(|| {
             if !self.unread.is_empty() {
                 let names = notes::some_of(self.unread.iter().map(|name| quoted(name)));
-                notes::say(&format!("only columns of the given rules are read, and not {names}"));
+                notes::say(&format!(
+                    "only the columns of the given rules are read; ignored: {names}"
+                ));
             }
             if let TargetColumns::Classes { column, classes } = &self.rules.targets {
                 let are_whole = classes.iter().all(|class| cells::whole(class).is_some());

@@ -16,13 +16,15 @@ use crate::ground::{CudaError, DeviceId, Error, Result};
 
 /// Smallest piece of staging memory in bytes. Larger pieces have this size times a power of two.
 const SMALLEST_PINNED: usize = 4096;
-/// Smallest allocation, of one piece or several of the same size. Locking pages takes the driver
-/// long, and a fleet has a table for each graph: hundreds of small pieces in use together.
+/// Smallest allocation of staging memory in bytes: one piece, or several of the same size. Locking
+/// pages takes the driver long, and a fleet needs hundreds of small pieces at once, one for the
+/// table of each graph.
 const PINNED_AT_ONCE: usize = 1 << 20;
-/// Largest piece: larger copies go through pageable memory, which the driver copies in steps.
+/// Largest piece in bytes: larger copies go through pageable memory, which the driver copies in
+/// steps.
 pub(super) const LARGEST_PINNED: usize = 64 << 20;
-/// Largest number of free bytes with which a piece of [`PINNED_AT_ONCE`] bytes or more is kept for
-/// reuse. Smaller pieces are always kept.
+/// Limit of the free bytes that are kept for reuse. A returned piece of [`PINNED_AT_ONCE`] bytes or
+/// more that would exceed it is freed; smaller pieces are always kept.
 const KEPT_MAX: usize = 256 << 20;
 
 /// Lowest compute capability that the kernels are written for.
@@ -42,13 +44,14 @@ struct DeviceFailure {
 /// Free page-locked memory.
 #[derive(Default)]
 struct FreePinned {
-    /// Free pieces by size: 4 KiB, 8 KiB …
+    /// Free pieces by size class: 4 KiB, 8 KiB …
     classes: Vec<Vec<Pinned>>,
+    /// Bytes of all free pieces.
     bytes: usize,
 }
 
 impl FreePinned {
-    /// The free pieces of a size.
+    /// The free pieces of a size class.
     fn class(&mut self, class: usize) -> &mut Vec<Pinned> {
         if self.classes.len() <= class {
             self.classes.resize_with(class + 1, Vec::new);

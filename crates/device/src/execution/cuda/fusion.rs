@@ -19,13 +19,13 @@ pub(super) struct Fusion {
 }
 
 impl Fusion {
-    /// Fuses tasks that are [placed](CudaTask::is_placed); `None` without any.
+    /// Fuses tasks that [name their pieces](CudaTask::names_pieces); `None` without any.
     pub(super) fn from_tasks(tasks: Vec<CudaTask>) -> Option<Fusion> {
         let tasks = tasks.into_iter().map(|CudaTask { record, act }| match act {
             TaskAct::Calls(program, bound) => {
                 (Branch { program, bound, members: 1, args: record.args.len() }, record)
             }
-            _ => unreachable!("only calls are placed"),
+            _ => unreachable!("only calls name their pieces"),
         });
         let groups = grouped(tasks);
         let LaunchRecord { operation, site, isa, ref call, .. } = *groups.first()?.1.first()?;

@@ -2,10 +2,10 @@
 //!
 //! # From a launch to the driver
 //! ```text
-//! Launch::run      the launch has two bodies: a closure for the processor, a `Program` for CUDA
+//! Launch::run      the launch has two bodies: a closure for the CPU, a `Program` for CUDA
 //!   CudaQueue::calls     compare the program's calls with the kernels' declarations, and bind them
 //!                        to functions (once per program and device)
-//!   submission           under the submission lock: waits from the hazards, as on the processor
+//!   submission           under the submission lock: waits from the hazards, as on a CPU device
 //!     CudaQueue::issue   after events of other CUDA streams
 //!       CudaStream::issue    hand the task to the driver; number it
 //! ```
@@ -19,7 +19,7 @@
 //! - **Graphs.** Independent launches ([`Launches`](crate::Launches)), such as one training step of
 //!   a fleet, become one launch of a graph (`graph`, `fusion`). A driver call costs some
 //!   microseconds of the host, so a fleet of small networks would otherwise be limited by calls.
-//! - **Memory** comes from the driver's plain allocator, through the same pool as on the processor.
+//! - **Memory** comes from the driver's plain allocator, through the same pool as on a CPU device.
 //!   A block is reused when all accesses to it are done. Copies between host and device go through
 //!   page-locked staging buffers. An upload is staged before it is submitted, because it may call
 //!   user code.

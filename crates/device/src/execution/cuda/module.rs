@@ -18,23 +18,24 @@ pub(super) struct KernelModule {
     functions: Mutex<HashMap<&'static str, KernelFunction>>,
 }
 
-/// A kernel whose blocks have at least this many bytes of shared memory requests the largest shared
-/// memory of a multiprocessor (its carveout). The registers suffice for four such blocks, which
-/// together need more than half of the largest shared memory.
-const CARVED_FROM: u32 = 32 << 10;
+/// Bytes of shared memory of a block from which a kernel requests the largest shared memory of a
+/// multiprocessor (its carveout). A multiprocessor has registers for four blocks of such a kernel,
+/// which together need more than half of that memory: with a smaller carveout fewer would run.
+const CARVEOUT_FROM_BYTES: u32 = 32 << 10;
 
 /// A kernel's function.
 #[derive(Clone, Copy)]
 pub(super) struct KernelFunction {
     pub(super) raw: cu::CUfunction,
-    /// Bytes of static shared memory.
+    /// Bytes of static shared memory of a block.
     fixed: u32,
     /// Whether the largest shared memory of a multiprocessor was requested for this function.
     carved: bool,
-    /// Largest number of bytes of dynamic shared memory, as set so far.
-    shared: u32,
+    /// Limit of the dynamic shared memory of a block, in bytes, that the driver was given for this
+    /// function.
+    shared_max: u32,
     /// Largest number of threads of a block, as its registers allow.
-    pub(super) threads: u32,
+    pub(super) threads_max: u32,
 }
 
 // SAFETY: modules and functions are handles of the driver, which locks their objects.
@@ -81,12 +82,12 @@ impl KernelModule {
         let known = functions.get(kernel.entry).copied();
         let mut function = known.map_or_else(|| self.find(kernel.entry), Ok)?;
         use cu::CUfunction_attribute as Attribute;
-        if shared > function.shared {
+        if shared > function.shared_max {
             let of = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             set_attribute(function.raw, of, shared)?;
-            function.shared = shared;
+            function.shared_max = shared;
         }
-        if !function.carved && function.fixed + shared >= CARVED_FROM {
+        if !function.carved && function.fixed + shared >= CARVEOUT_FROM_BYTES {
             let of = Attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
             set_attribute(function.raw, of, 100)?; // percent
             function.carved = true;
@@ -103,10 +104,11 @@ impl KernelModule {
             (driver().cuModuleGetFunction)(&mut raw, self.raw, name.as_ptr())
         })?;
         use cu::CUfunction_attribute as Attribute;
-        let shared = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
-        let threads = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
+        let shared_max =
+            attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES)?;
+        let threads_max = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
         let fixed = attribute(raw, Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
-        Ok(KernelFunction { raw, fixed, carved: false, shared, threads })
+        Ok(KernelFunction { raw, fixed, carved: false, shared_max, threads_max })
     }
 }
 

@@ -19,9 +19,9 @@ pub(crate) struct BoundProgram {
     /// The modules of the functions live as long as the context.
     context: Weak<CudaContext>,
     functions: Vec<KernelFunction>,
-    /// Bounds of the arguments, by position; `None` if a call takes arguments whole, so that every
-    /// launch is checked call by call.
-    needs: Option<Vec<Need>>,
+    /// Requirements on each argument, by position; `None` if a call takes arguments whole: then
+    /// every launch is checked call by call.
+    needs: Option<Vec<ArgumentNeed>>,
 }
 
 // SAFETY: functions are handles of the driver, which locks their objects.
@@ -29,15 +29,17 @@ unsafe impl Send for BoundProgram {}
 // SAFETY: as above.
 unsafe impl Sync for BoundProgram {}
 
-/// Largest number of arguments for which bounds are stored.
+/// Largest number of arguments for which requirements are stored.
 const ARGUMENTS_MAX: usize = 256;
 
-/// Bounds of an argument.
+/// Requirements of all calls of a program on one argument.
 #[derive(Clone, Copy, Default)]
-struct Need {
+struct ArgumentNeed {
+    /// Smallest size in bytes: the end of its last piece.
     bytes: usize,
     /// Alignment in bytes: the size of the largest element type of its pieces.
     alignment: usize,
+    /// Whether a call writes it.
     written: bool,
 }
 
@@ -45,10 +47,13 @@ struct Need {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct KernelSpan {
-    /// Address of the first element, or its offset to each address of the row.
+    /// Without `row`: address of the first element. With `row`: offset of the first element, in
+    /// bytes, from the address of the member.
     pub(super) data: u64,
+    /// Number of elements.
     pub(super) len: i64,
-    /// Address of a row of addresses, one for each member of a call; 0 for none.
+    /// Address of a row of the table of a graph, which has one address for each member of the call;
+    /// 0 for a call outside of a graph.
     pub(super) row: u64,
 }
 
@@ -113,10 +118,10 @@ impl BoundProgram {
         all.find(|bound| ptr::eq(bound.context.as_ptr(), Arc::as_ptr(context)))
     }
 
-    /// Whether the arguments are known to be within the bounds of all calls.
+    /// Whether the arguments are known to meet the requirements of all calls.
     fn fits(&self, record: &LaunchRecord) -> bool {
-        let fits = |(arg, need): (&Arg, &Need)| {
-            let access = !need.written || arg.usage == AccessKind::Write;
+        let fits = |(arg, need): (&Arg, &ArgumentNeed)| {
+            let access = !need.written || arg.access == AccessKind::Write;
             let aligned = need.alignment == 0 || arg.offset.is_multiple_of(need.alignment);
             access && aligned && arg.bytes >= need.bytes
         };
@@ -194,9 +199,9 @@ fn bind(context: &CudaContext, call: &Call) -> Called<KernelFunction> {
     module.function(call.kernel, call.shared)
 }
 
-/// Bounds of the arguments of a program; `None` if a call takes arguments whole, or if the end of a
-/// piece overflows.
-fn needs(program: &Program) -> Option<Vec<Need>> {
+/// Requirements of a program on its arguments; `None` if a call takes arguments whole, or if the
+/// end of a piece overflows.
+fn needs(program: &Program) -> Option<Vec<ArgumentNeed>> {
     let mut needs = vec![];
     for call in &program.0.list {
         for (piece, operand) in call.pieces.as_ref()?.iter().zip(call.kernel.operands) {
@@ -205,7 +210,7 @@ fn needs(program: &Program) -> Option<Vec<Need>> {
                 if piece.argument >= ARGUMENTS_MAX {
                     return None;
                 }
-                needs.resize(needs.len().max(piece.argument + 1), Need::default());
+                needs.resize(needs.len().max(piece.argument + 1), ArgumentNeed::default());
                 let need = &mut needs[piece.argument];
                 let end = piece.len.checked_mul(size)?.checked_add(piece.start)?;
                 if !piece.start.is_multiple_of(size) {
@@ -213,7 +218,7 @@ fn needs(program: &Program) -> Option<Vec<Need>> {
                 }
                 need.bytes = need.bytes.max(end);
                 need.alignment = need.alignment.max(size);
-                need.written |= operand.usage() == AccessKind::Write;
+                need.written |= operand.access() == AccessKind::Write;
             }
         }
     }
@@ -293,7 +298,7 @@ fn check_call(call: &Call, record: &LaunchRecord) -> Result<()> {
             return mismatch(named(), Property::DType, dtype.to_string(), arg.dtype.to_string());
         }
         // An operand that is only read may be an argument that the launch declares as written.
-        if operand.usage() == AccessKind::Write && arg.usage == AccessKind::Read && len > 0 {
+        if operand.access() == AccessKind::Write && arg.access == AccessKind::Read && len > 0 {
             let words = (String::from("declared as written"), String::from("one that is read"));
             return mismatch(named(), Property::Access, words.0, words.1);
         }
@@ -303,14 +308,14 @@ fn check_call(call: &Call, record: &LaunchRecord) -> Result<()> {
 
 /// Compares the threads of a call with the maximum that its kernel's registers allow.
 fn check_threads(call: &Call, function: &KernelFunction, operation: &'static str) -> Result<()> {
-    if (1..=function.threads).contains(&call.threads) {
+    if (1..=function.threads_max).contains(&call.threads) {
         return Ok(());
     }
     Err(Error::Mismatch {
         operation,
         argument: format!("threads of {}", call.kernel.entry),
         property: Property::Shape,
-        expected: format!("1 to {}", function.threads),
+        expected: format!("1 to {}", function.threads_max),
         got: call.threads.to_string(),
     })
 }

@@ -36,9 +36,11 @@ use crate::hooks::Counters;
 /// Number of issued commands at which a queue polls the device, to forget completed commands.
 const POLL_AT: usize = 256;
 
-/// A command and its place in the sequence of the CUDA stream. Both grow from one to the next.
+/// A command of this stream. Both numbers grow from one command to the next.
 struct IssuedCommand {
+    /// Number of the command in this stream.
     number: u64,
+    /// Its number in the sequence of the CUDA stream.
     sequence: u64,
 }
 
@@ -75,13 +77,13 @@ impl CudaQueue {
     ) -> Result<CudaTask> {
         let (operation, context) = (record.operation, self.stream.context());
         let program = program.ok_or(Error::NoKernel { operation, device: self.stream.device() })?;
-        self.note_loading(&program, record.site, counters)?;
+        self.count_loading(&program, record.site, counters)?;
         let bound = BoundProgram::for_launch(context, &program, &record)?;
         Ok(CudaTask { record, act: TaskAct::Calls(program, bound) })
     }
 
     /// Counts a synchronisation if kernels of a program must be loaded, which stops the device.
-    fn note_loading(
+    fn count_loading(
         &self,
         program: &Program,
         site: &'static Location<'static>,
@@ -90,15 +92,15 @@ impl CudaQueue {
         let context = self.stream.context();
         let unloaded = |call: &Call| !context.has_module(call.kernel.source);
         if !BoundProgram::is_known(context, program) && program.0.list.iter().any(unloaded) {
-            counters.note(Act::Synchronize, "load kernels", site)?;
+            counters.count(Act::Synchronize, "load kernels", site)?;
         }
         Ok(())
     }
 
-    /// Fuses independent tasks, all of which [are placed](CudaTask::is_placed), into one; `None`
-    /// for no tasks. Building the graph counts as an allocation, and its launch as a copy to the
-    /// device if the addresses of the arguments are not in one of the graph's tables yet. If the
-    /// driver has no memory for it, `reclaim` is called to free some.
+    /// Fuses independent tasks, all of which [name their pieces](CudaTask::names_pieces), into one;
+    /// `None` for no tasks. Building the graph counts as an allocation, and its launch as a copy to
+    /// the device if the addresses of the arguments are not in one of the graph's tables yet. If
+    /// the driver has no memory for it, `reclaim` is called to free some.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation or the copy.
@@ -109,10 +111,10 @@ impl CudaQueue {
         reclaim: &dyn Fn(),
     ) -> Result<Option<CudaTask>> {
         let Some(Fusion { record, branches }) = Fusion::from_tasks(tasks) else { return Ok(None) };
-        let build = || counters.note(Act::Allocate, "build a graph", record.site);
+        let build = || counters.count(Act::Allocate, "build a graph", record.site);
         let graph = self.stream.graph(branches, build, reclaim)?;
         if !graph.has_addresses(&record) {
-            counters.note(Act::CopyToDevice, "addresses of a graph", record.site)?;
+            counters.count(Act::CopyToDevice, "addresses of a graph", record.site)?;
         }
         Ok(Some(CudaTask { record, act: TaskAct::Graph(graph) }))
     }
@@ -129,14 +131,14 @@ impl CudaQueue {
         reclaim: &dyn Fn(),
     ) -> Result<()> {
         let bind = |(program, args): &(Program, usize)| {
-            self.note_loading(program, site, counters)?;
+            self.count_loading(program, site, counters)?;
             let bound = BoundProgram::for_program(self.stream.context(), program, operation)?;
             Ok((program.clone(), bound, *args))
         };
         let bound = programs.iter().map(bind).collect::<Result<Vec<_>>>()?;
         let branches = branches(bound);
         if !branches.is_empty() {
-            let build = || counters.note(Act::Allocate, "build a graph", site);
+            let build = || counters.count(Act::Allocate, "build a graph", site);
             self.stream.graph(branches, build, reclaim)?;
         }
         Ok(())
@@ -232,7 +234,7 @@ impl CudaQueue {
     ) -> Result<StagingBuffer> {
         self.check()?;
         let bytes = record.args[0].bytes;
-        let note_wait = || counters.note(Act::Synchronize, record.operation, record.site);
+        let note_wait = || counters.count(Act::Synchronize, record.operation, record.site);
         let mut staging = self.stream.staging(bytes, note_wait)?;
         if staging.is_plain() && bytes > 0 {
             note_wait()?;
@@ -282,7 +284,7 @@ impl CudaQueue {
     }
 
     /// Whether command `number` is known to be done, without asking the device.
-    pub(crate) fn seems_done(&self, number: u64) -> bool {
+    pub(crate) fn is_known_done(&self, number: u64) -> bool {
         self.sequence(number).is_none_or(|sequence| self.stream.has_completed(sequence))
     }
 

@@ -173,9 +173,10 @@ impl CudaStream {
         Ok(StagingBuffer::new(&self.context, bytes))
     }
 
-    /// A buffer of a ring for an upload on this stream. If all are in use, waits for the oldest
-    /// upload from the ring, and calls `before_wait`, whose result is dropped after the wait. If
-    /// the host holds all of them, the ring grows, after `before_growth`. The caller holds no lock.
+    /// A buffer of a ring for an upload on this stream. If all buffers are in use, calls
+    /// `before_wait`, waits for the oldest upload from the ring, and then drops the result of
+    /// `before_wait`. If the host holds all buffers, calls `before_growth` and adds a buffer to the
+    /// ring. The caller holds no lock.
     ///
     /// # Errors
     /// [`Error::DeviceFailed`]; the errors of [`StagingRing::grow`], `before_wait` and
@@ -196,7 +197,7 @@ impl CudaStream {
             };
             let oldest = lock(&self.state).pending.iter().find(of_ring).map(|task| task.sequence);
             match oldest {
-                // Looking completes the upload if it is done.
+                // `is_done` completes the upload, which returns its buffer to the ring.
                 Some(oldest) if self.is_done(oldest) => {}
                 Some(oldest) => {
                     let _waiting = before_wait()?;

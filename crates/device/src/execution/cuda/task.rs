@@ -39,9 +39,9 @@ pub(super) enum TaskAct {
 
 impl CudaTask {
     /// Whether the task can become part of a graph: all its calls name their arguments
-    /// ([`Program::is_placed`]).
-    pub(crate) fn is_placed(&self) -> bool {
-        matches!(&self.act, TaskAct::Calls(program, _) if program.is_placed())
+    /// ([`Program::names_pieces`]).
+    pub(crate) fn names_pieces(&self) -> bool {
+        matches!(&self.act, TaskAct::Calls(program, _) if program.names_pieces())
     }
 
     pub(crate) fn record(&self) -> &LaunchRecord {

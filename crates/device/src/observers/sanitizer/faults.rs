@@ -3,8 +3,8 @@
 //!
 //! The kernels coordinate their accesses to memory (a flag that is set after the write, and checked
 //! before the read), so that a fault shows as a wrong result and never as a data race of this
-//! process. If the engine is correct, the flag is never set in time and the reader gives up after
-//! its patience, which is the only use of time here.
+//! process. If the engine is correct, the flag is never set in time, and the reader reads when its
+//! patience has elapsed. Nothing else here depends on time.
 
 #[cfg(feature = "cuda")]
 mod on_cuda;

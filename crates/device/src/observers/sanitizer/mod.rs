@@ -57,7 +57,7 @@ use shadow::{Shadow, ShadowAccess, StorageOrigin};
 use crate::ground::sync::{Arc, AtomicU64, Mutex, MutexGuard, OnceLock, Ordering, lock};
 use crate::ground::{AccessKind, Error, Race, RaceAccess, RaceKind, Result};
 use crate::hooks::{
-    Allocation, CommandPosition, DeviceObserver, ObserverNote, SubmittedLaunch, Touched,
+    Allocation, CommandPosition, DeviceObserver, ObserverState, SubmittedLaunch, Touched,
 };
 
 /// Largest number of races that a device remembers.
@@ -106,12 +106,12 @@ impl Sanitizer {
         before: &VectorClock,
     ) -> Option<Race> {
         let shadows = lock(&self.shadows);
-        launch.touched.iter().find_map(|Touched { allocation, address, usage, bytes }| {
+        launch.touched.iter().find_map(|Touched { allocation, address, access, bytes }| {
             let shadow = shadows.get(address)?;
-            let this = (*usage, allocation.id);
+            let this = (*access, allocation.id);
             let (first, bytes) = shadow.conflict(bytes, this, (clock.tag(), before))?;
             let order = self.submissions.load(Ordering::Relaxed) + 1;
-            let second = mark(launch, clock, order, *usage, Arc::new(origin_of(allocation)));
+            let second = mark(launch, clock, order, *access, Arc::new(origin_of(allocation)));
             Some(race_between(&first, &second, bytes))
         })
     }
@@ -122,7 +122,7 @@ impl DeviceObserver for Sanitizer {
         true
     }
 
-    fn stream_opened(&self, name: &Arc<str>) -> Option<ObserverNote> {
+    fn stream_opened(&self, name: &Arc<str>) -> Option<ObserverState> {
         Some(Box::new(StreamClock::new(name)))
     }
 
@@ -143,10 +143,10 @@ impl DeviceObserver for Sanitizer {
         let before = ordered_before(clock, launch.after);
         let order = self.submissions.fetch_add(1, Ordering::Relaxed) + 1;
         let mut shadows = lock(&self.shadows);
-        for Touched { allocation, address, usage, bytes } in launch.touched {
+        for Touched { allocation, address, access, bytes } in launch.touched {
             let shadow = shadows.entry(*address).or_default();
             let origin = shadow.origin(allocation.id, || origin_of(allocation));
-            shadow.note(bytes, &Arc::new(mark(launch, clock, order, *usage, origin)), &before);
+            shadow.record(bytes, &Arc::new(mark(launch, clock, order, *access, origin)), &before);
         }
         clock.learn(launch.at.seq, before);
     }
@@ -207,7 +207,7 @@ impl DeviceObserver for Sanitizer {
 
 /// The clock of a stream; `None` if its device has no sanitizer.
 fn clock_of(at: CommandPosition<'_>) -> Option<&StreamClock> {
-    at.stream.note()
+    at.stream.state()
 }
 
 /// Commands ordered before the next command of a stream that waits for `after` first.
@@ -232,11 +232,19 @@ fn mark(
     launch: &SubmittedLaunch<'_>,
     clock: &StreamClock,
     order: u64,
-    usage: AccessKind,
+    access: AccessKind,
     origin: Arc<StorageOrigin>,
 ) -> ShadowAccess {
     let &SubmittedLaunch { at, operation, site, .. } = launch;
-    ShadowAccess { stream: clock.tag().clone(), seq: at.seq, order, operation, site, usage, origin }
+    ShadowAccess {
+        stream: clock.tag().clone(),
+        seq: at.seq,
+        order,
+        operation,
+        site,
+        access,
+        origin,
+    }
 }
 
 /// The race of two accesses to the same bytes.

@@ -25,7 +25,7 @@ pub(super) enum LogStep {
 
 /// The id of a command, if its device has a sanitizer.
 fn place(at: CommandPosition<'_>) -> Option<CommandId> {
-    let clock: &StreamClock = at.stream.note()?;
+    let clock: &StreamClock = at.stream.state()?;
     Some((Arc::as_ptr(clock.tag()).addr() as u64, at.seq))
 }
 
@@ -37,8 +37,8 @@ impl Sanitizer {
     pub(super) fn log_submission(&self, launch: &SubmittedLaunch<'_>, racy: bool) {
         let Some(at) = place(launch.at) else { return };
         let accesses =
-            launch.touched.iter().map(|Touched { allocation, address, usage, bytes }| {
-                (*address as usize, bytes.clone(), *usage, allocation.id)
+            launch.touched.iter().map(|Touched { allocation, address, access, bytes }| {
+                (*address as usize, bytes.clone(), *access, allocation.id)
             });
         let (after, accesses) = (places(launch.after), accesses.collect());
         lock(&self.log).push(LogStep::Submit { at, after, accesses, racy });
@@ -94,11 +94,11 @@ impl OrderGraph {
         let before = self.reachable(parents);
         let unordered = self.nodes.iter().zip(before).filter(|(_, before)| !before);
         let mut earlier = unordered.flat_map(|((.., earlier), _)| earlier);
-        earlier.any(|(block, bytes, usage, id)| {
+        earlier.any(|(block, bytes, access, id)| {
             accesses.iter().any(|(other, theirs, how, storage)| {
                 let overlaps = bytes.start < theirs.end && theirs.start < bytes.end;
                 let conflicts =
-                    *usage == AccessKind::Write || *how == AccessKind::Write || id != storage;
+                    *access == AccessKind::Write || *how == AccessKind::Write || id != storage;
                 block == other && overlaps && conflicts
             })
         })

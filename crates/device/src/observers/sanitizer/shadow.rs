@@ -37,7 +37,7 @@ pub(super) struct ShadowAccess {
     pub(super) order: u64,
     pub(super) operation: &'static str,
     pub(super) site: &'static Location<'static>,
-    pub(super) usage: AccessKind,
+    pub(super) access: AccessKind,
     pub(super) origin: Arc<StorageOrigin>,
 }
 
@@ -50,7 +50,7 @@ impl ShadowAccess {
             stream: self.stream.name.clone(),
             seq: self.seq,
             order: self.order,
-            writes: self.usage == AccessKind::Write,
+            writes: self.access == AccessKind::Write,
             origin: self.origin.site,
             owner: self.origin.owner,
         }
@@ -114,15 +114,15 @@ impl Shadow {
     pub(super) fn conflict(
         &self,
         bytes: &Range<usize>,
-        (usage, id): (AccessKind, u64),
+        (access, id): (AccessKind, u64),
         (stream, before): (&Arc<Tag>, &VectorClock),
     ) -> Option<(Arc<ShadowAccess>, Range<usize>)> {
         let first = self.segments.partition_point(|segment| segment.bytes.end <= bytes.start);
         let touched = self.segments[first..].iter().take_while(|s| s.bytes.start < bytes.end);
         for segment in touched {
             let found = segment.marks().find(|mark| {
-                let conflicts = usage == AccessKind::Write
-                    || mark.usage == AccessKind::Write
+                let conflicts = access == AccessKind::Write
+                    || mark.access == AccessKind::Write
                     || mark.origin.id != id;
                 conflicts
                     && !Arc::ptr_eq(&mark.stream, stream)
@@ -137,7 +137,7 @@ impl Shadow {
     }
 
     /// Records an access that is ordered after every conflicting access.
-    pub(super) fn note(
+    pub(super) fn record(
         &mut self,
         bytes: &Range<usize>,
         mark: &Arc<ShadowAccess>,
@@ -147,7 +147,7 @@ impl Shadow {
         let to = self.split(bytes.end);
         let inside = self.segments.splice(from..to, []);
         let mut new: Vec<Segment> = Vec::new();
-        if mark.usage == AccessKind::Write {
+        if mark.access == AccessKind::Write {
             drop(inside);
             new.push(Segment {
                 bytes: bytes.clone(),

@@ -179,7 +179,7 @@ pub(super) fn tail(at: u64, report: TraceReport, place: TracePlace) -> String {
 
 /// Formats an argument like `write f32 [128, 3, 32, 32] channels last`.
 fn argument(argument: &LaunchArgument) -> String {
-    let usage = match argument.usage {
+    let access = match argument.access {
         AccessKind::Read => "read",
         AccessKind::Write => "write",
     };
@@ -187,5 +187,5 @@ fn argument(argument: &LaunchArgument) -> String {
         MemoryFormat::Contiguous => "",
         MemoryFormat::ChannelsLast => " channels last",
     };
-    format!("{usage} {} {}{format}", argument.dtype, argument.shape)
+    format!("{access} {} {}{format}", argument.dtype, argument.shape)
 }

@@ -31,7 +31,8 @@ use writer::TraceWriter;
 use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
 use crate::hooks::{
-    Category, CommandPosition, DeviceObserver, FinishedLaunch, HostActivity, Observed, ObserverNote,
+    Category, CommandPosition, DeviceObserver, FinishedLaunch, HostActivity, ObservedStream,
+    ObserverState,
 };
 
 /// Default limit of events in a file: about 250 MB, as much as a viewer can load.
@@ -190,7 +191,7 @@ impl Process {
 }
 
 impl DeviceObserver for Process {
-    fn stream_opened(&self, name: &Arc<str>) -> Option<ObserverNote> {
+    fn stream_opened(&self, name: &Arc<str>) -> Option<ObserverState> {
         Some(Box::new(self.trace.0.recorder.lane(self.id, name)))
     }
 
@@ -198,14 +199,14 @@ impl DeviceObserver for Process {
         self.memory.memory(owner, bytes);
     }
 
-    fn wait_begins(&self, stream: &Observed) {
-        if let Some(lane) = stream.note::<Arc<TraceLane>>() {
+    fn wait_begins(&self, stream: &ObservedStream) {
+        if let Some(lane) = stream.state::<Arc<TraceLane>>() {
             lane.wait_begins();
         }
     }
 
     fn wait_ended(&self, at: CommandPosition<'_>, producer: CommandPosition<'_>) {
-        if let Some(lane) = at.stream.note::<Arc<TraceLane>>() {
+        if let Some(lane) = at.stream.state::<Arc<TraceLane>>() {
             lane.wait_ends(at.seq, producer);
         }
     }
@@ -215,7 +216,7 @@ impl DeviceObserver for Process {
     }
 
     fn launch_ran(&self, ran: &FinishedLaunch<'_>) {
-        if let Some(lane) = ran.at.stream.note::<Arc<TraceLane>>() {
+        if let Some(lane) = ran.at.stream.state::<Arc<TraceLane>>() {
             lane.work_ends(ran);
         }
     }

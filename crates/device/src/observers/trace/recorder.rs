@@ -126,7 +126,7 @@ impl TraceLane {
     pub(super) fn wait_ends(&self, seq: u64, producer: CommandPosition<'_>) {
         let start = self.waiting.swap(0, Ordering::Relaxed);
         let same_trace = |lane: &&Arc<TraceLane>| Arc::ptr_eq(&lane.recorder, &self.recorder);
-        let lane = producer.stream.note::<Arc<TraceLane>>().filter(same_trace);
+        let lane = producer.stream.state::<Arc<TraceLane>>().filter(same_trace);
         self.push(TraceEntry::Wait(Waited {
             start,
             end: self.recorder.now(),

@@ -36,7 +36,7 @@ use crate::ground::sync::{
     Arc, AtomicSeq, Condvar, Mutex, MutexGuard, OnceLock, Ordering, lock, spin_until, wait_on,
 };
 use crate::ground::{Error, Result};
-use crate::hooks::{CommandPosition, DeviceObservers, FinishedLaunch, Observed};
+use crate::hooks::{CommandPosition, DeviceObservers, FinishedLaunch, ObservedStream};
 
 /// Number of commands at which a host thread has to wait before it may enqueue more.
 pub(crate) const CAPACITY: usize = 256;
@@ -49,7 +49,8 @@ const RESUME_AT: usize = CAPACITY / 2;
 /// lock.
 const IN_FLIGHT: u64 = 512;
 
-/// A position in a stream. It is done when the stream has completed `seq` commands.
+/// A position in a stream, at which the stream has accessed a storage, or which an event marks. It
+/// is done when the stream has completed `seq` commands.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) stream: Arc<StreamState>,
@@ -77,10 +78,10 @@ impl Access {
 
     /// Whether the access is known to be done, without asking the device. For decisions that only
     /// save work.
-    pub(crate) fn seems_done(&self) -> bool {
+    pub(crate) fn is_known_done(&self) -> bool {
         match self.stream.cuda_queue() {
             None => self.is_done(),
-            Some(cuda_queue) => cuda_queue.seems_done(self.seq),
+            Some(cuda_queue) => cuda_queue.is_known_done(self.seq),
         }
     }
 }
@@ -127,7 +128,7 @@ struct StreamFailure {
 pub(crate) struct StreamQueue {
     commands: VecDeque<StreamCommand>,
     submitted: u64,
-    place: QueueState,
+    state: QueueState,
     /// Streams parked until this one has completed a given sequence number.
     waiters: Vec<(u64, Arc<StreamState>)>,
     /// The lowest sequence number for which a host thread sleeps.
@@ -155,7 +156,7 @@ pub(crate) struct StreamState {
     engine: StreamEngine,
     observers: DeviceObservers,
     /// Name of the stream, and the state that observers keep with it.
-    pub(crate) observed: Observed,
+    pub(crate) observed: ObservedStream,
     completed: AtomicSeq,
     failure: OnceLock<StreamFailure>,
     queue: Mutex<StreamQueue>,
@@ -194,7 +195,7 @@ impl StreamState {
             queue: Mutex::new(StreamQueue {
                 commands: VecDeque::with_capacity(CAPACITY + 32),
                 submitted: 0,
-                place: QueueState::Idle,
+                state: QueueState::Idle,
                 waiters: Vec::new(),
                 host_wake_at: u64::MAX,
                 blocked: 0,
@@ -219,7 +220,7 @@ impl StreamState {
         queues.is_some_and(|(a, b)| a.shares_cuda_stream(b))
     }
 
-    /// Its queue on a CUDA device; `None` on the processor.
+    /// Its queue on a CUDA device; `None` on a CPU device.
     pub(crate) fn cuda_queue(&self) -> Option<&CudaQueue> {
         match &self.engine {
             StreamEngine::Cpu(_) => None,
@@ -283,9 +284,9 @@ impl StreamState {
             queue.push(StreamCommand::Work(work));
         }
         let seq = queue.submitted;
-        let starts = queue.place == QueueState::Idle && !queue.commands.is_empty();
+        let starts = queue.state == QueueState::Idle && !queue.commands.is_empty();
         if starts {
-            queue.place = QueueState::Ready;
+            queue.state = QueueState::Ready;
         }
         drop(queue);
         if starts {

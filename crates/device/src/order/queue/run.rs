@@ -88,13 +88,13 @@ impl StreamState {
                 let access = edge.access.clone();
                 let again = Edge { access, propagates: edge.propagates };
                 queue.commands.push_front(StreamCommand::Wait(again));
-                queue.place = QueueState::Parked;
+                queue.state = QueueState::Parked;
             }
             if producer.add_waiter(edge.access.seq, self) {
                 return true;
             }
             let mut queue = self.lock();
-            queue.place = QueueState::Ready;
+            queue.state = QueueState::Ready;
             queue.commands.pop_front();
         }
         if edge.propagates
@@ -139,7 +139,7 @@ impl StreamState {
         });
         drop(queue); // no two queue locks at once
         for waiter in woken {
-            waiter.lock().place = QueueState::Ready;
+            waiter.lock().state = QueueState::Ready;
             if let StreamEngine::Cpu(executor) = &waiter.engine {
                 executor.clone().resume(waiter);
             }
@@ -159,7 +159,7 @@ impl Task for StreamState {
         let mut queue = self.lock();
         loop {
             let Some(command) = queue.commands.pop_front() else {
-                queue.place = QueueState::Idle;
+                queue.state = QueueState::Idle;
                 return TaskEnd::Idle;
             };
             if queue.blocked > 0 && queue.commands.len() <= RESUME_AT {

@@ -223,9 +223,9 @@ impl PeerMembership {
         let memory = block(&self.context, 2 * self.size)?;
         let stream = RawStream::new()?;
         let others = (0..self.size).filter(|rank| *rank != self.rank);
-        let message = |rank, usage| {
-            let half = if matches!(usage, AccessKind::Write) { self.size } else { 0 };
-            PeerMessage { rank, usage, address: memory.address() + (half + rank) as u64, bytes: 1 }
+        let message = |rank, access| {
+            let half = if matches!(access, AccessKind::Write) { self.size } else { 0 };
+            PeerMessage { rank, access, address: memory.address() + (half + rank) as u64, bytes: 1 }
         };
         let messages = others
             .flat_map(|rank| [message(rank, AccessKind::Read), message(rank, AccessKind::Write)]);
@@ -265,8 +265,8 @@ impl PeerMembership {
         let number = lock(&self.pending).submit();
         let each = record.args.iter().zip(ranks).filter(|(arg, _)| arg.bytes > 0);
         let messages = each.map(|(arg, rank)| {
-            let (usage, address, bytes) = (arg.usage, arg.address(), arg.bytes);
-            PeerMessage { rank: *rank, usage, address, bytes }
+            let (access, address, bytes) = (arg.access, arg.address(), arg.bytes);
+            PeerMessage { rank: *rank, access, address, bytes }
         });
         if let Err(cause) = self.hand_over(number, messages, stream)? {
             let cause = self.broken.get_or_init(|| cause).clone();
@@ -315,12 +315,12 @@ impl PeerMembership {
         // SAFETY: takes no arguments.
         check("ncclGroupStart", unsafe { (functions.ncclGroupStart)() })?;
         let enqueued = messages.into_iter().try_for_each(|message| {
-            let PeerMessage { rank, usage, address, bytes } = message;
+            let PeerMessage { rank, access, address, bytes } = message;
             let (address, rank) = (address as *mut c_void, rank as c_int);
             // SAFETY: the bytes are inside of a live block, and ordered like the arguments of any
             // launch; the communicator lives, as its lock is held.
             unsafe {
-                match usage {
+                match access {
                     AccessKind::Read => {
                         let send = functions.ncclSend;
                         check("ncclSend", send(address, bytes, byte, rank, comm, stream))
@@ -454,7 +454,7 @@ impl fmt::Debug for PeerMembership {
 /// Bytes that are sent to another rank (`Read`) or received from it (`Write`).
 struct PeerMessage {
     rank: usize,
-    usage: AccessKind,
+    access: AccessKind,
     address: u64,
     bytes: usize,
 }

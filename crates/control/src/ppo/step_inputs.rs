@@ -12,7 +12,7 @@ use crate::observation::write_observation;
 use crate::policy::PolicyShape;
 use crate::set_observation::{SetBuffers, SetObserver, SetRow};
 use crate::view::EnvView;
-use crate::widening::{self, LayerStep};
+use crate::widening::{self, LayerWidening};
 
 /// Host memory of the inputs, and device memory with a view of each input.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ struct SeenEnv<'a> {
     view: &'a EnvView<'a>,
     legality: &'a Legality,
     /// Changes of width that the policy may choose.
-    steps: &'a [LayerStep],
+    widenings: &'a [LayerWidening],
 }
 
 /// Inputs of a step besides the views.
@@ -111,16 +111,16 @@ impl StepInputs {
         let envs = fresh.len();
         let places = self.legality.numel() / envs;
         for (env, (view, fresh)) in views.iter().zip(fresh).enumerate() {
-            let mut steps = vec![];
+            let mut widenings = vec![];
             if let Some(history) = self.layers.get_mut(env) {
                 if *fresh {
                     *history = LayerHistory::default();
                 }
-                history.note(view);
-                steps = widening::steps(view);
+                history.record(view);
+                widenings = widening::widenings(view);
             }
-            let legality = Legality::with_steps(view.host, &steps);
-            let seen = SeenEnv { env, view, legality: &legality, steps: &steps };
+            let legality = Legality::with_widenings(view.host, &widenings);
+            let seen = SeenEnv { env, view, legality: &legality, widenings: &widenings };
             self.observe(&seen, normalizers, gather);
             // The input `keep` is 0 where a trajectory begins, which resets the LSTM state.
             if let Some(keep) = self.observed.last_mut() {
@@ -144,7 +144,7 @@ impl StepInputs {
 
     /// Writes the observation of an env to `observed`, all but its `keep`.
     fn observe(&mut self, seen: &SeenEnv<'_>, normalizers: &mut Normalizers, gather: bool) {
-        let SeenEnv { env, view, legality, steps } = *seen;
+        let SeenEnv { env, view, legality, widenings } = *seen;
         let normalize = |normalizer: &mut Normalizer, row: &mut [f32]| {
             if gather { normalizer.gather(row) } else { normalizer.normalize(row) }
         };
@@ -165,8 +165,8 @@ impl StepInputs {
         let mut row = SetRow { observations, slots, blueprints };
         self.sets.write(view, legality, &mut row);
         if let (Some(layers), Some(history)) = (&mut layers, self.layers.get(env)) {
-            layers.write_presence(steps.len());
-            layer_observation::write(view, steps, history, layers.elements);
+            layers.write_presence(widenings.len());
+            layer_observation::write(view, widenings, history, layers.elements);
         }
         normalize(normalizer, row.observations);
         let all = [row.slots, row.blueprints].into_iter().chain(layers);
