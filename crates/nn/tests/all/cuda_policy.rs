@@ -185,11 +185,10 @@ fn policies_of_sets_act_and_differentiate_as_on_a_processor() {
 }
 
 /// A policy with values of bf16 has the same bits in each run, other bits than with f32, and about
-/// the same results. From the inputs to an output, or from an output's gradient to that of a
-/// weight, a number is the product of at most 12 stored values, each off by at most 2⁻⁸ of its size,
-/// and errors of different elements are independent: in the norm of a result 12 · 2⁻⁸ = 5 %, if no
-/// layer makes errors larger relative to its values. The bound is twice that for sums whose terms
-/// cancel.
+/// the same results: on the way from the inputs to an output at most 12 values are stored, each of
+/// them off by at most 2⁻⁸ of its size. In the norm of a result that is 12 · 2⁻⁸ = 5 %, if no layer
+/// makes errors larger relative to its values. The bound is twice that for sums whose terms cancel.
+/// Gradients are finite.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn policies_act_and_differentiate_at_bf16() {

@@ -79,8 +79,8 @@ fn networks_learn_at_every_precision() {
 /// ReLU             e' = e      it is exact, and its slope is at most 1
 /// ```
 ///
-/// where … is the error before the rounding. Sums in f32 add at most 16 roundings of 2⁻²³ of the sum
-/// of magnitudes. The bound of f32, u = 0, does not hold: values are bf16 indeed.
+/// where … is the error before the rounding. Sums in f32 add at most 16 roundings of 2⁻²³ of the
+/// sum of magnitudes. The bound of f32, u = 0, does not hold: values are bf16 indeed.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn stored_values_are_off_by_one_rounding_each() {
