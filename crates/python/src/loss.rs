@@ -15,7 +15,8 @@ use crate::errors::{Failure, Kind};
 /// stores an exception in `raised`.
 pub(crate) struct PyLoss {
     function: Py<PyAny>,
-    /// Whether the function gets arrays in the memory of the device, and the factor of the gradient.
+    /// Whether the function gets arrays in the memory of the device, and the factor of the
+    /// gradient.
     is_on_device: bool,
     raised: Raised,
 }

@@ -1,9 +1,9 @@
 //! Loss that the program computes: calls of its function, and the sums and gradients of its
 //! results.
 //!
-//! Outputs and targets are read from the device once. The program's arrays share that memory, or, for
-//! a function that asks for it, the memory of the device. All sums are on the host, in f64 and in the
-//! order of the samples, so that the results do not depend on the number of workers.
+//! Outputs and targets are read from the device once. The program's arrays share that memory, or,
+//! for a function that asks for it, the memory of the device. All sums are on the host, in f64 and
+//! in the order of the samples, so that the results do not depend on the number of workers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -36,8 +36,8 @@ pub(crate) struct BatchTargets {
 pub(crate) struct BatchLosses {
     /// Loss of each sample.
     pub(crate) losses: Vec<f32>,
-    /// Derivative of the mean loss with respect to the outputs, f32 `[samples, width]`; `None` in an
-    /// evaluation.
+    /// Derivative of the mean loss with respect to the outputs, f32 `[samples, width]`; `None` in
+    /// an evaluation.
     gradient: Option<Tensor>,
     /// Sums over the samples.
     pub(crate) sums: EvalMetrics,

@@ -55,8 +55,8 @@ impl LentTensor {
 /// Memory of a tensor on its device, which other code of the process reads by its address: host
 /// memory, or memory of a CUDA device in its primary context. It is not reused while this lives.
 ///
-/// If this is the last handle of a tensor on a CUDA device, its drop waits until the whole device is
-/// idle: other code may have enqueued work that still reads the memory.
+/// If this is the last handle of a tensor on a CUDA device, its drop waits until the whole device
+/// is idle: other code may have enqueued work that still reads the memory.
 #[derive(Debug)]
 pub struct LentDeviceTensor {
     tensor: Tensor,

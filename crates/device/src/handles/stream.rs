@@ -78,8 +78,8 @@ impl Stream {
     }
 
     /// The driver's handle (`CUstream`) of the CUDA stream that carries out this stream; `None` on
-    /// the CPU. Other code of the process may make the CUDA stream wait for its own work. The handle
-    /// lives as long as the device.
+    /// the CPU. Other code of the process may make the CUDA stream wait for its own work. The
+    /// handle lives as long as the device.
     pub fn cuda_handle(&self) -> Option<u64> {
         self.state().cuda_queue().map(|queue| queue.handle())
     }

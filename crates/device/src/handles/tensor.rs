@@ -333,8 +333,8 @@ impl Tensor {
         LentTensor::new(self)
     }
 
-    /// Lends the memory, wherever it is, to code that reads it by its address: for a CUDA device such
-    /// code uses CUDA. Waits as [`Tensor::lend`] does.
+    /// Lends the memory, wherever it is, to code that reads it by its address: for a CUDA device
+    /// such code uses CUDA. Waits as [`Tensor::lend`] does.
     ///
     /// # Errors
     /// [`Error::KernelPanicked`], [`Error::DeviceFailed`]; [`Error::InsideKernel`].

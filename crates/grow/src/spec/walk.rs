@@ -140,8 +140,8 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
         Ok(x)
     }
 
-    /// Checks that the output `x` depends on every layer. A `load` leaves the value before it, which
-    /// must have been saved and be read elsewhere.
+    /// Checks that the output `x` depends on every layer. A `load` leaves the value before it,
+    /// which must have been saved and be read elsewhere.
     fn check_used(&self, x: NodeId) -> Result<(), HostError> {
         let nodes = &self.b.so_far().nodes;
         let mut used = vec![false; nodes.len()];

@@ -224,7 +224,8 @@ fn dropout_is_a_layer() {
     own.check().unwrap();
     let set = BlueprintSet::standard().with(own).unwrap();
     let spec = r#"{"layers": [{"conv2d": {"out": 8, "kernel": 3}}, {"slot": {"name": "a"}},
-        {"dropout": {"p": 0.5, "name": "last"}}, "global_avg_pool", {"linear": {"out": "classes"}}]}"#;
+        {"dropout": {"p": 0.5, "name": "last"}}, "global_avg_pool",
+        {"linear": {"out": "classes"}}]}"#;
     let spec = HostSpec::from_json(spec, "own").unwrap();
     let enabled = spec.slots().to_vec();
     let mut host = Host::new(spec, CIFAR, &enabled, Arc::new(set), Rules::default()).unwrap();

@@ -344,6 +344,12 @@ fn mistakes_in_names_and_branches_are_named_with_their_place() {
             "layers.0: `branches`: join: unknown variant `ad`",
         ),
         (format!("{deep}, {HEAD}"), "at most 8 layers may be nested"),
+    ]);
+}
+
+#[test]
+fn mistakes_in_saved_values_and_joins_are_named_with_their_place() {
+    are_refused(&[
         (
             format!("{}, {}, {HEAD}", "{ save = { name = \"a\" } }", "{ save = { name = \"a\" } }"),
             "two values are saved as `a`",
@@ -387,7 +393,8 @@ fn mistakes_in_names_and_branches_are_named_with_their_place() {
         ),
         (
             format!(
-                "{{ branches = {{ join = \"add\", branches = [[], [\"global_avg_pool\"]] }} }}, {HEAD}"
+                "{{ branches = {{ join = \"add\", branches = [[], [\"global_avg_pool\"]] }} }},
+                 {HEAD}"
             ),
             "a sum needs values of one shape, but the first is 3×32×32 and number 2 is 3×1×1",
         ),

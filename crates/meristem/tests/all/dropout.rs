@@ -145,16 +145,16 @@ fn planting(blueprints: &[&str]) -> String {
     blueprints.iter().enumerate().map(line).collect()
 }
 
-/// A module drops in a host with dropout and in one without; the setting `dropout` is for the host. A
-/// killed run resumes to the same bits, for any number of workers.
+/// A module drops in a host with dropout and in one without; the setting `dropout` is for the host.
+/// A killed run resumes to the same bits, for any number of workers.
 #[test]
 fn modules_with_dropout_resume_to_the_same_bits() {
     let m = with_host();
     fs::write(m.path("modules.toml"), MODULES).unwrap();
     fs::write(m.path("script.jsonl"), planting(&["dropping", "dropping"])).unwrap();
     let run = format!(
-        "{RUN} --blueprints modules.toml --controller fixed:script.jsonl --envs 2 --steps 8 --twin on \
-         --checkpoint-every 1 --optimizer adam --slots all"
+        "{RUN} --blueprints modules.toml --controller fixed:script.jsonl --envs 2 --steps 8 \
+         --twin on --checkpoint-every 1 --optimizer adam --slots all"
     );
     for host in ["plain", "dropping"] {
         m.ok(&format!("{run} --host {host}.toml --threads 1 --run-dir {host}"));
@@ -186,7 +186,8 @@ fn modules_with_dropout_resume_to_the_same_bits() {
 }
 
 /// With probability 0 a module has the bits of the module without the layer; with another one its
-/// contribution is measured without dropout, so that a module that was just planted changes nothing.
+/// contribution is measured without dropout, so that a module that was just planted changes
+/// nothing.
 #[test]
 fn modules_without_draws_have_the_bits_of_the_layers_alone() {
     let m = with_host();

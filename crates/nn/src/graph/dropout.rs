@@ -22,8 +22,8 @@ pub struct DropoutSpec {
     pub name: String,
     /// Probability that an element is dropped, in `[0, 1)`.
     pub rate: f32,
-    /// Group of parameters to which the layer belongs. The layers of a group count the batches since
-    /// the group is part of the network.
+    /// Group of parameters to which the layer belongs. The layers of a group count the batches
+    /// since the group is part of the network.
     pub group: GroupId,
 }
 

@@ -34,8 +34,8 @@ impl Network {
     /// | Lion | `{parameter}.exp_avg` |
     /// | matrices of Muon | `{parameter}.momentum_buffer` |
     ///
-    /// A network with dropout also has its count of batches, `dropout.batches`, and for a module with
-    /// dropout `{group}.dropout.batches`.
+    /// A network with dropout also has its count of batches, `dropout.batches`, and for a module
+    /// with dropout `{group}.dropout.batches`.
     ///
     /// # Errors
     /// A failed stream.

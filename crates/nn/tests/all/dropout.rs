@@ -346,8 +346,8 @@ fn a_restored_snapshot_goes_on_counting() {
     assert_eq!(batches(&network.momentum_dict().unwrap()), 5);
 }
 
-/// A module's layers count the batches since the module is there, the host's since the network is new;
-/// a snapshot without the module, or with it, and the optimiser's state keep both counts.
+/// A module's layers count the batches since the module is there, the host's since the network is
+/// new; a snapshot without the module, or with it, and the optimiser's state keep both counts.
 #[test]
 fn a_module_counts_batches_of_its_own() {
     let stream = host::stream(1);

@@ -25,8 +25,8 @@ fn refused(name: &str, got: String, expected: &str, remedy: &str) -> Failure {
 }
 
 impl Foreign {
-    /// Borrows an array with `__dlpack__` on the device of `stream`, which waits for the work of the
-    /// array's library. `name` is for errors.
+    /// Borrows an array with `__dlpack__` on the device of `stream`, which waits for the work of
+    /// the array's library. `name` is for errors.
     ///
     /// # Errors
     /// The object has no `__dlpack__`, or its array is on another device, has another shape or
@@ -74,7 +74,8 @@ impl Foreign {
         Ok(Self { _managed: managed, address, shape: got })
     }
 
-    /// Copies arrays into f32 tensors of a stream, each with as many elements. Waits for the copies.
+    /// Copies arrays into f32 tensors of a stream, each with as many elements. Waits for the
+    /// copies.
     ///
     /// # Errors
     /// A failed stream; a bug if numbers of elements differ.

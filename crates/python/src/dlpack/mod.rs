@@ -1,7 +1,7 @@
 //! The DLPack protocol: arrays of other libraries use the engine's memory without a copy, and the
-//! engine borrows their memory. On a CUDA device the host waits for the engine's work before memory is
-//! lent, so that any stream of a consumer may read it; a producer's work is ordered before the copy
-//! that reads its memory by the stream that `__dlpack__` gets.
+//! engine borrows their memory. On a CUDA device the host waits for the engine's work before memory
+//! is lent, so that any stream of a consumer may read it; a producer's work is ordered before the
+//! copy that reads its memory by the stream that `__dlpack__` gets.
 //!
 //! A capsule keeps the memory alive until its consumer calls the deleter, so an array may outlive
 //! its source. <https://dmlc.github.io/dlpack/latest/>

@@ -77,8 +77,8 @@ pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
 /// Additional copies, waits and allocations for `calls` calls of a loss that the program computes,
 /// from arrays on the device or on the host.
 pub(crate) fn own_loss(calls: u64, is_on_device: bool) -> Counts {
-    // The losses of the samples; and for each of two arrays that the function gets, and for the copy
-    // of its arrays, a wait.
+    // The losses of the samples; and for each of two arrays that the function gets, and for the
+    // copy of its arrays, a wait.
     let (copies, waits) = if is_on_device { (1, 4) } else { (0, 0) };
     Counts {
         // Outputs and targets, each with its wait.
@@ -86,8 +86,8 @@ pub(crate) fn own_loss(calls: u64, is_on_device: bool) -> Counts {
         synchronizations: (2 + waits) * calls,
         // The gradient of the outputs.
         copies_to_device: calls,
-        // Outputs, gradient, losses, and room for the activations or a pattern of alphas of a network
-        // that has grown.
+        // Outputs, gradient, losses, and room for the activations or a pattern of alphas of a
+        // network that has grown.
         allocations: (4 + copies) * calls,
         launches: 0,
     }
