@@ -111,8 +111,8 @@ proptest! {
             all.insert(all.len() / 2, r#"{"slot": {"name": "a"}}, {"save": {"name": "b"}}"#.into());
             all.push(r#"{"save": {"name": "c"}}, {"load": {"name": "b"}}, "tanh""#.into());
             all.push(r#"{"join": {"join": "concat", "from": ["b", "c"]}}"#.into());
-            let gate = r#"{"branches": {"join": "multiply", "branches": [[], ["global_avg_pool"]]}}"#;
-            all.push(gate.into());
+            let branches = r#"[[], ["global_avg_pool"]]"#;
+            all.push(format!(r#"{{"branches": {{"join": "multiply", "branches": {branches}}}}}"#));
         }
         all.push(r#""global_avg_pool", {"linear": {"out": "classes"}}"#.into());
         let text = format!(r#"{{"layers": [{}]}}"#, all.join(", "));

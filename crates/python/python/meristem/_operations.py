@@ -194,7 +194,7 @@ def adaptive(whole: type[Layer], window: Callable[..., Layer]) -> Operation:
     kind = "image" if axes == 2 else "signal"
 
     def layer(call: Call) -> Layer | None:
-        call.rank(axes + 2)
+        call.rank(axes + 2, pooled=True)
         call.only(**{name: False for name in call.settings if name == "return_indices"})
         if call.problem:
             return None
@@ -219,7 +219,7 @@ def reduction(whole: type[Layer], settings: Mapping[str, Any]) -> Operation:
 
     def layer(call: Call) -> Layer:
         rank = 3 if len(call.shape) == 3 else 4
-        call.rank(rank)
+        call.rank(rank, pooled=True)
         dim = call["dim"]
         axes = dim if isinstance(dim, tuple | list) else (dim,)
         wanted = set(range(2, rank))
