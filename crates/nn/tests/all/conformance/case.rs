@@ -8,7 +8,7 @@ use meristem_nn::ops::{
     OperandRole, OptimOp, PoolOp, PpoOp, RowsOp, SampleOp, Slice, SliceMut, Spec, StateOp, StepOp,
     StepOperands,
 };
-use meristem_nn::{Isa, Precision, ValueType};
+use meristem_nn::{Precision, ValueType};
 
 /// Number of kinds of operations; see [`kind`].
 pub(super) const KINDS: usize = 64;
@@ -230,7 +230,7 @@ pub(super) struct Case {
     /// Different bounds of some results: position among the writes, terms, magnitude.
     bounds: Vec<(usize, usize, f64)>,
     /// Bound of the errors by values that the operation stores as bf16 and reads again.
-    stored: f64,
+    pub(super) stored: f64,
     /// Given operands, with their positions among the reads.
     pub(super) reads: Vec<(usize, Data)>,
     /// Given operands, with their positions among the writes.
@@ -250,10 +250,6 @@ impl Case {
     pub(super) fn bound(mut self, write: usize, terms: usize, most: f64) -> Self {
         self.bounds.push((write, terms, most));
         self
-    }
-
-    pub(super) fn storing(self, stored: f64) -> Self {
-        Self { stored, ..self }
     }
 
     pub(super) fn reading(mut self, at: usize, data: Data) -> Self {
@@ -280,21 +276,6 @@ impl Case {
             specs.iter().enumerate().map(of).collect()
         };
         [make(&signature.reads, &self.reads), make(&signature.writes, &self.writes)]
-    }
-
-    /// Results of the portable kernels over the elements that a backend with values of this type
-    /// reads.
-    pub(super) fn expected(&self, values: ValueType) -> Vec<Data> {
-        let on = OpBackend::Cpu(Isa::portable());
-        let signature = self.op.signature(on.target(), ValueType::F32);
-        let rounded = |(data, spec): (Data, &Spec)| {
-            let stored = spec.is_values && values == ValueType::Bf16;
-            if stored { data.stored().widened() } else { data }
-        };
-        let [reads, writes] = self.operands(on);
-        let reads = reads.into_iter().zip(&signature.reads).map(rounded).collect();
-        let writes = writes.into_iter().zip(&signature.writes).map(rounded).collect();
-        self.run_over(on, [reads, writes])
     }
 
     /// Runs the operation with these operands; returns the written ones, without scratch.

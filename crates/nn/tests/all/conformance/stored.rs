@@ -2,8 +2,8 @@
 
 use half::bf16;
 use meristem_nn::kernels::lstm::LstmShape;
-use meristem_nn::ops::{ConvOp, FusedOp, LstmOp, OpBackend, PlanTarget, StepOp};
-use meristem_nn::{Precision, ValueType};
+use meristem_nn::ops::{ConvOp, FusedOp, LstmOp, OpBackend, PlanTarget, Spec, StepOp};
+use meristem_nn::{Isa, Precision, ValueType};
 
 use super::case::{BF16, Case, Data, KINDS, kind, precision};
 use super::cases::cases;
@@ -28,6 +28,23 @@ fn cuda_stores_values_as_bf16() {
     let missing = cases().into_iter().filter(|case| stores(&case.op) && !seen[kind(&case.op)]);
     let missing: Vec<StepOp> = missing.map(|case| case.op).collect();
     assert!(missing.is_empty(), "no case with stored values: {missing:?}");
+}
+
+impl Case {
+    /// Results of the portable kernels over the elements that a backend with values of this type
+    /// reads.
+    fn expected(&self, values: ValueType) -> Vec<Data> {
+        let on = OpBackend::Cpu(Isa::portable());
+        let signature = self.op.signature(on.target(), ValueType::F32);
+        let rounded = |(data, spec): (Data, &Spec)| {
+            let stored = spec.is_values && values == ValueType::Bf16;
+            if stored { data.stored().widened() } else { data }
+        };
+        let [reads, writes] = self.operands(on);
+        let reads = reads.into_iter().zip(&signature.reads).map(rounded).collect();
+        let writes = writes.into_iter().zip(&signature.writes).map(rounded).collect();
+        self.run_over(on, [reads, writes])
+    }
 }
 
 /// The case with values of bf16, if it has any: those that multiply at the precision bf16.
@@ -110,5 +127,6 @@ fn lstm(of: Case, shape: &LstmShape) -> Case {
     }
     let stored = gate.max(c).max(h);
     assert!(stored < 0.5, "{shape:?}: a bound of {stored} tells nothing");
-    of.storing(stored)
+    of.stored = stored;
+    of
 }
