@@ -153,7 +153,7 @@ fn modules_with_dropout_resume_to_the_same_bits() {
     fs::write(m.path("modules.toml"), MODULES).unwrap();
     fs::write(m.path("script.jsonl"), planting(&["dropping", "dropping"])).unwrap();
     let run = format!(
-        "{RUN} --blueprints modules.toml --controller fixed:script.jsonl --envs 2 --steps 8 \
+        "{RUN} --blueprints modules.toml --controller fixed:script.jsonl --envs 2 --steps 12 \
          --twin on --checkpoint-every 1 --optimizer adam --slots all"
     );
     for host in ["plain", "dropping"] {
@@ -200,8 +200,9 @@ fn modules_without_draws_have_the_bits_of_the_layers_alone() {
         let path = m.path(&format!("{blueprint}/weights/env-0.safetensors"));
         safetensors::from_bytes(&path, &fs::read(&path).unwrap()).unwrap().0
     };
-    assert_eq!(tensors("never"), tensors("none"));
-    assert_ne!(tensors("dropping"), tensors("none"));
+    let without = tensors("none");
+    assert_eq!(tensors("never"), without);
+    assert_ne!(tensors("dropping"), without);
     // The weights give the results that the run measured with them.
     let said = m
         .ok("eval --weights dropping/weights/env-0.safetensors --dataset arrays --data-root \

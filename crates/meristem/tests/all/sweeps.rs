@@ -291,7 +291,7 @@ fn wrong_sweeps_are_errors_that_leave_no_folder() {
         (r#"--scheduler none --member-changes ["end@4"]"#, &["end 3@9"]),
         (r#"--member-changes []"#, &["none with member-changes"]),
         ("--env-numbers 1,2", &["one for each of 9 envs"]),
-        ("--env-numbers 1,1", &["different numbers"]),
+        ("--env-numbers 1,1", &["distinct numbers"]),
     ] {
         m.fails(&format!("sweep sweep.toml --run-dir bad {flags}"), 2, words);
         assert!(!m.path("bad").exists(), "{flags}");
