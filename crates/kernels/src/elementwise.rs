@@ -31,7 +31,7 @@ fn emit_slope(dx: GradOut<'_>, saved: &[f32], dy: &[f32], slope: impl Fn(f32) ->
     }
 }
 
-/// A function of one element.
+/// An elementwise function.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum UnaryFunction {
     /// `max(x, 0)`; NaN stays NaN, as in PyTorch.

@@ -56,7 +56,7 @@ const LISTS: [List; 8] = [
         exceptions: &[],
     },
     List {
-        row: "a function of one element",
+        row: "an elementwise function (activation)",
         file: "crates/kernels/src/elementwise.rs",
         of: "UnaryFunction",
         places: &[

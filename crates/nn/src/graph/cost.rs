@@ -57,7 +57,7 @@ impl Graph {
     }
 }
 
-/// Floating-point operations of a function of one element, by its formula.
+/// Floating-point operations of an elementwise function, by its formula.
 fn of_function(function: UnaryFunction) -> usize {
     match function {
         UnaryFunction::Relu => 1,

@@ -12,7 +12,7 @@ BLENDED = ("blending", "holding", "fossilized")
 JOINT = ("training", "blending", "holding")
 #: ε of all norms.
 EPS = 1e-5
-#: Layers that are a function of one element: methods of a :class:`Library` without settings.
+#: Layers that are elementwise functions: methods of a :class:`Library` without settings.
 FUNCTIONS = (
     "relu",
     "sigmoid",

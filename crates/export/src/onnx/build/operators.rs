@@ -99,7 +99,7 @@ impl OnnxBuilder<'_> {
         Ok(self.push("Add", &[&scaled, &shift], vec![]))
     }
 
-    /// A function of one element: its operator, or several where the opset has none.
+    /// An elementwise function: its operator, or several where the opset has none.
     pub(super) fn activation(&mut self, function: UnaryFunction, x: NodeId) -> String {
         let x = self.value(x);
         let operator = match function {
