@@ -47,7 +47,7 @@ struct BoardState<A, B> {
     heartbeats: Vec<Option<LastHeartbeat>>,
     /// Time of the first heartbeat of any rank.
     watched: Option<Instant>,
-    /// Time at which a device was first reported as overdue.
+    /// Time since which some device has been overdue or stuck, if one is.
     overdue_since: Option<Instant>,
     /// The first failure.
     failure: Option<BoardFailure>,
@@ -115,6 +115,13 @@ impl<A, B> BoardState<A, B> {
         };
         let ranks = (0..self.heartbeats.len()).filter(|rank| is_included(*rank)).filter_map(since);
         ranks.filter(|(at, _)| now - *at >= SILENT).min().map(|(_, rank)| rank)
+    }
+
+    /// Whether the last heartbeat of some rank reports an overdue or stuck exchange.
+    fn is_overdue(&self) -> bool {
+        use ExchangeProblem::{Overdue, Stuck};
+        let mut heartbeats = self.heartbeats.iter().flatten();
+        heartbeats.any(|sign| matches!(sign.heartbeat.problem, Some(Overdue | Stuck)))
     }
 
     /// Progress of a rank's device: number of its group of devices, and of exchanges begun in it.
@@ -279,6 +286,7 @@ impl<A, B> RankBoard<A, B> {
         state.heartbeats[rank] =
             Some(LastHeartbeat { at, heartbeat: heartbeat.clone(), continues: true });
         match &heartbeat.problem {
+            None if !state.is_overdue() => state.overdue_since = None,
             None => {}
             Some(problem @ (ExchangeProblem::Overdue | ExchangeProblem::Stuck)) => {
                 let own = state.position(rank);

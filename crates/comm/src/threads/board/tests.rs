@@ -57,6 +57,18 @@ fn the_longest_silent_rank_is_late_and_no_rank_is_guessed() {
 }
 
 #[test]
+fn an_exchange_that_completes_late_does_not_shorten_the_next_wait() {
+    let board = watched([(0, 5); 4]);
+    assert!(error(&board, ExchangeProblem::Overdue).is_none());
+    lock(&board.state).overdue_since = Instant::now().checked_sub(UNEXPLAINED_MAX);
+    // Another rank without a problem says nothing about the exchange of rank 0.
+    board.heartbeat(1, &beat(5, None));
+    assert!(lock(&board.state).overdue_since.is_some());
+    board.heartbeat(0, &beat(5, None));
+    assert!(error(&board, ExchangeProblem::Overdue).is_none());
+}
+
+#[test]
 fn a_lost_rank_is_a_silent_rank() {
     let board = watched([(0, 5), (0, 4), (0, 5), (4, 5)]);
     assert!(error(&board, ExchangeProblem::Lost).is_none());
