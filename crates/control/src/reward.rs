@@ -74,8 +74,8 @@ pub struct RewardConfig {
     pub op_price: f64,
     /// Weight of the size in the sparse reward: .1.
     pub sparse_size: f64,
-    /// Per nat of increase of the lead over the twin: 8. This equals `gain` at 40 percentage points of score per
-    /// nat (records/2026-11-22-growth-that-pays.md).
+    /// Per nat of increase of the lead over the twin: 8. This equals `gain` at 40 percentage points
+    /// of score per nat (records/2026-11-22-growth-that-pays.md).
     pub advantage: f64,
     /// Weight of the size in the shaped reward: .1.
     pub size: f64,

@@ -43,8 +43,8 @@ pub struct EnvView<'a> {
     pub losses: &'a [f32],
     /// Current mean control loss of the bare twin; `None` without a twin.
     pub twin_loss: Option<f32>,
-    /// Mean training loss of each step since the start of the episode or the last rollback, measured
-    /// before each update, the current one last; empty in the step of a rollback.
+    /// Mean training loss of each step since the start of the episode or the last rollback, the
+    /// current one last; empty in the step of a rollback. A loss is measured before the update.
     pub train_losses: &'a [f32],
     /// Gradient health and contribution of each enabled slot, as the gates receive them.
     pub measured: &'a [GateInputs],
