@@ -157,10 +157,10 @@ impl HostList {
         if self.layers.is_empty() {
             return Err("`layers` is empty; a host needs at least a linear layer".into());
         }
-        let (mut count, mut tensors, mut problem) = (0, HashSet::new(), Ok(()));
+        let (mut count, mut unique_names, mut problem) = (0, HashSet::new(), Ok(()));
         for_each_layer(&self.layers, &mut |layer| {
             count += 1;
-            let checked = check_layer(layer, &mut tensors);
+            let checked = check_layer(layer, &mut unique_names);
             if problem.is_ok() {
                 problem = checked;
             }
