@@ -21,8 +21,8 @@ pub enum ActionOp {
     Fossilize,
     /// Advance a module to its next stage, if the gate passes.
     Advance,
-    /// Give a layer of the host further features. Only policies that observe layers choose it
-    /// ([`crate::policy::LayerSet`]).
+    /// Give a layer of the host further features. Of the policies, only those that observe layers
+    /// choose it ([`crate::policy::LayerSet`]); the heuristic and scripts may as well.
     Widen,
 }
 

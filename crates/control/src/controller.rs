@@ -11,8 +11,11 @@ use crate::view::EnvView;
 ///
 /// In a round the caller first calls [`Controller::begin_episode`] for each env. In every step it
 /// calls [`Controller::decide_all`], executes the actions, and calls [`Controller::reward_all`].
-/// [`Controller::end_round`] ends the round. A controller that does not learn implements only
-/// `decide_all`.
+/// [`Controller::end_round`] ends the round.
+///
+/// Every controller implements `name` and `decide_all`. A controller with memory also implements
+/// `begin_episode`, `copy_env`, `save` and `restore`; one that learns, `reward_all`, `roll_back`
+/// and `end_round` as well.
 pub trait Controller: Send {
     /// Name, as in configuration.
     fn name(&self) -> &str;
@@ -40,8 +43,9 @@ pub trait Controller: Send {
     }
 
     /// Ends an env's trajectory after the governor rolled it back. The call comes after the rewards
-    /// of one step and before the decision of the next. The last transition becomes a termination,
-    /// and the memory of the env is reset.
+    /// of one step and before the decision of the next. In a controller that learns, the last
+    /// transition becomes a termination, and the policy's memory of the env is reset. The default
+    /// does nothing.
     ///
     /// `penalty` is added to the reward of the transition that caused the failure: step `cause` of
     /// this episode, at most the last one. `cause` is `None` before the first transition of the

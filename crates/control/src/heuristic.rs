@@ -114,7 +114,8 @@ impl Controller for Heuristic {
 }
 
 impl Heuristic {
-    /// Chooses an action for a live module; if none is due, germinates another module.
+    /// Chooses an action for a live module; if none is due, germinates another module, or else
+    /// widens a layer.
     pub(crate) fn decide(&mut self, view: &EnvView<'_>, config: &HeuristicConfig) -> Action {
         let memory = self.memory(view.env, view.host);
         memory.notice(view.host, config);

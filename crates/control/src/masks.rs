@@ -18,7 +18,7 @@ pub struct HeadLayout {
     sizes: [usize; HEAD_COUNT],
     offsets: [usize; HEAD_COUNT],
     total: usize,
-    /// Choices of the slot head that are layers: the last ones.
+    /// Number of layers. They are the last choices of the slot head.
     layers: usize,
 }
 

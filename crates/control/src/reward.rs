@@ -74,8 +74,8 @@ pub struct RewardConfig {
     pub op_price: f64,
     /// Weight of the size in the sparse reward: .1.
     pub sparse_size: f64,
-    /// Per nat of lead over the twin: 8. This equals `gain` at 40 percentage points of score per
-    /// nat (records/2026-11-22-growth-that-pays.md).
+    /// Per nat of increase of the lead over the twin: 8. This equals `gain` at 40 percentage points
+    /// of score per nat (records/2026-11-22-growth-that-pays.md).
     pub advantage: f64,
     /// Weight of the size in the shaped reward: .1.
     pub size: f64,
@@ -119,7 +119,7 @@ pub struct RewardTerms {
     pub potential: f64,
     /// For FOSSILIZE, with p the env's gain in score since the module germinated: `fossilize ·
     /// 2pc/(p + c)` if the gate passes, p > 0 and c >= 0; else `−fossilize_price`. The gate
-    /// requires c >= `min_contribution`. In [−.5, 10]. Contribution.
+    /// requires c >= [`meristem_grow::Gates::min_contribution_pp`]. In [−.5, 10]. Contribution.
     #[serde(deserialize_with = "null_as_nan")]
     pub fossilize: f64,
     /// `prune` for a PRUNE of a module with c < 0. 0 or .1. Contribution.
@@ -187,7 +187,8 @@ pub struct ActionContext {
     contribution_pp: Option<f32>,
     gain_since_germination_pp: Option<f32>,
     score_pp: Option<f32>,
-    advantage: Option<f64>,
+    /// Lead over the twin ([`EnvView::advantage`]).
+    twin_lead: Option<f64>,
     last_step: bool,
 }
 
@@ -201,7 +202,7 @@ impl ActionContext {
             contribution_pp: slot.and_then(|index| view.measured(index).contribution_pp),
             gain_since_germination_pp: module.and_then(|m| view.gain_since_germination_pp(m)),
             score_pp: view.score_pp(),
-            advantage: view.advantage(),
+            twin_lead: view.advantage(),
             last_step: view.step + 1 >= view.episode_steps,
         }
     }
@@ -214,18 +215,20 @@ pub struct RewardState {
     #[serde(rename = "accuracy_pp")]
     score_pp: Option<f32>,
     potential: f64,
-    #[serde(default)]
-    advantage: Option<f64>,
+    /// The last known lead over the twin.
+    #[serde(default, rename = "advantage")]
+    twin_lead: Option<f64>,
     #[serde(default)]
     growth: f64,
 }
 
 impl RewardState {
     /// Starts a trajectory with this host. There is no earlier measurement to compare with. Stages
-    /// reached and parameters grown before this point yield no reward and no price.
+    /// reached before this point yield no reward. In mode shaped, parameters grown before have no
+    /// price; the rent and the size in the sparse reward include them.
     pub fn begin(host: &Host, parameters: &ParameterCounts) -> Self {
         let growth = growth_log(host, parameters);
-        Self { score_pp: None, potential: potential(host), advantage: None, growth }
+        Self { score_pp: None, potential: potential(host), twin_lead: None, growth }
     }
 
     /// Computes the terms of a transition. `context` is the state before the action; `host`,
@@ -241,7 +244,7 @@ impl RewardState {
         let before = *self;
         *self = Self {
             score_pp: context.score_pp,
-            advantage: context.advantage.or(before.advantage),
+            twin_lead: context.twin_lead.or(before.twin_lead),
             ..Self::begin(host, parameters)
         };
         let op = if context.op == ActionOp::Wait { 0.0 } else { -config.op_price };
@@ -273,7 +276,7 @@ impl RewardState {
             RewardMode::Shaped => {
                 // The potential of the state after the last step is 0.
                 self.potential = if context.last_step { 0.0 } else { self.potential };
-                let both = self.advantage.zip(before.advantage);
+                let both = self.twin_lead.zip(before.twin_lead);
                 RewardTerms {
                     advantage: config.advantage * both.map_or(0.0, |(now, before)| now - before),
                     size: -config.size * (self.growth - before.growth),
@@ -300,7 +303,7 @@ impl RewardState {
 }
 
 /// The FOSSILIZE term. A refusal by the gate costs `fossilize_price`; the gate, not this function,
-/// compares the contribution with `min_contribution`.
+/// compares the contribution with `min_contribution_pp`.
 fn fossilize(config: &RewardConfig, context: &ActionContext, outcome: &ActionOutcome) -> f64 {
     let gain = context.gain_since_germination_pp.map_or(0.0, f64::from);
     let contribution = context.contribution_pp.map_or(0.0, f64::from);

@@ -27,7 +27,7 @@ pub struct EnvFacts {
 /// step.
 #[derive(Clone, Copy, Debug)]
 pub struct EnvView<'a> {
-    /// Index of the env.
+    /// Number of the env, under which a controller keeps its memory of the env.
     pub env: usize,
     /// The host and its modules.
     pub host: &'a Host,
@@ -35,14 +35,16 @@ pub struct EnvView<'a> {
     pub step: u32,
     /// Steps per episode, T.
     pub episode_steps: u32,
-    /// Control score after each step of the episode, in percentage points, the current one last.
+    /// Control score after each step since the start of the episode or the last rollback, in
+    /// percentage points, the current one last.
     pub scores_pp: &'a [f32],
-    /// Mean control loss after each step of the episode, the current one last.
+    /// Mean control loss after each step since the start of the episode or the last rollback, the
+    /// current one last.
     pub losses: &'a [f32],
     /// Current mean control loss of the bare twin; `None` without a twin.
     pub twin_loss: Option<f32>,
-    /// Mean training loss of each step of the episode, measured before each update, the current one
-    /// last.
+    /// Mean training loss of each step since the start of the episode or the last rollback, the
+    /// current one last; empty in the step of a rollback. A loss is measured before the update.
     pub train_losses: &'a [f32],
     /// Gradient health and contribution of each enabled slot, as the gates receive them.
     pub measured: &'a [GateInputs],
@@ -54,7 +56,8 @@ pub struct EnvView<'a> {
     pub orthogonality: &'a [f32],
     /// Facts about the training of the env.
     pub facts: EnvFacts,
-    /// The last op of this env and whether it succeeded; `None` in the first step.
+    /// The last op of this env and whether it succeeded; `None` in the first step, and in the step
+    /// of a rollback.
     pub last: Option<(ActionOp, bool)>,
 }
 
@@ -64,11 +67,12 @@ impl EnvView<'_> {
         self.scores_pp.last().copied()
     }
 
-    /// Control loss of the twin minus control loss of this env, in nats; `None` unless both are
-    /// finite.
+    /// Lead over the twin: control loss of the twin minus control loss of this env, in nats; `None`
+    /// unless both are finite. The advantage of generalised advantage estimation is another
+    /// quantity ([`crate::advantages`]).
     pub fn advantage(&self) -> Option<f64> {
-        let advantage = f64::from(self.twin_loss?) - f64::from(*self.losses.last()?);
-        advantage.is_finite().then_some(advantage)
+        let lead = f64::from(self.twin_loss?) - f64::from(*self.losses.last()?);
+        lead.is_finite().then_some(lead)
     }
 
     /// Measurements of a slot; none beyond the end of the list.

@@ -106,7 +106,7 @@ pub struct Counterfactual {
 }
 
 impl Counterfactual {
-    /// Main, and one configuration without each module in `scope`.
+    /// Main, and for each module in `scope` a configuration in which only this module is off.
     pub fn leave_one_out(host: &Host, scope: ModuleScope) -> Self {
         let mut all = Self::main(host, scope);
         for i in 0..all.modules.len() {

@@ -1,9 +1,10 @@
 //! Builds the graph of a host, which `meristem-nn` compiles.
 //!
-//! The graph depends only on the topology: the host, and the class, blueprint and blend mode of
-//! each slot. A blend node reads alpha from device memory, at the slot's index. Training and
-//! evaluation use the same graph. In evaluation a module in training does not change the host's
-//! value, so a plan may omit the module.
+//! For one image shape, blueprint set and choice of optimisers, the graph depends only on the
+//! topology: the host, and the class, blueprint and blend mode of each slot. A blend node reads
+//! alpha from device memory, at the slot's index. Training and evaluation use the same graph. A
+//! module of class [`SlotClass::Straight`] does not change the host's value in evaluation, so a
+//! plan may omit it.
 //!
 //! Names are PyTorch's. A host's layer declares its own name, such as `blocks.{i}.conv`. Names in
 //! slot s are `slots.{s}.layers.{i}.*`, with the position i in the blueprint's list of layers,
@@ -24,20 +25,21 @@ use crate::spec::{HostSpec, HostVisitor, SlotName, TaskShape};
 pub enum SlotClass {
     /// No module computes (dormant, germinated, pruned, embargoed, resetting).
     Empty,
-    /// A module on the host's detached value, with a straight-through output (training).
+    /// A module on the host's detached value, with a straight-through output (training, unless
+    /// joint).
     Straight {
         /// Index of the blueprint.
         blueprint: usize,
     },
-    /// A module on the host's detached value, blended in (blending, holding).
+    /// A module on the host's detached value, blended in (blending and holding, unless joint).
     Blended {
         /// Index of the blueprint.
         blueprint: usize,
         /// Blend mode.
         mode: BlendMode,
     },
-    /// A module that is blended in, with gradients through its input (fossilized, and live modules
-    /// of [`crate::Birth::Joint`]).
+    /// A module that is blended in, with gradients through its input: a fossilized module, or a
+    /// module of [`crate::Birth::Joint`] in training, blending or holding.
     Fossilized {
         /// Index of the blueprint.
         blueprint: usize,
@@ -62,8 +64,9 @@ impl SlotClass {
     }
 }
 
-/// The part of a host that determines its graph: equal keys give equal graphs. Compare keys to
-/// detect a change of the network, or use them as keys of a plan cache.
+/// The part of a host that changes its graph during an episode: for one image shape, blueprint set
+/// and choice of optimisers, equal keys give equal graphs. Compare the keys of a host to detect a
+/// change of its network.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TopologyKey {
     /// The host.
@@ -137,6 +140,7 @@ fn grow(
     let prefix = format!("slots.{}.", slot.name);
     b.group(slot.name.as_str(), optimiser);
     let input = match class {
+        // Also a joint module in training, blending or holding.
         SlotClass::Fossilized { .. } => host,
         _ => b.detach(host),
     };

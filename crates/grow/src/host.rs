@@ -155,7 +155,8 @@ impl Host {
         self.slots.iter().map(Slot::alpha).collect()
     }
 
-    /// The part of the host that determines its graph; equal keys give equal graphs.
+    /// The part of the host that changes its graph during an episode: equal keys of one host mean
+    /// equal graphs.
     pub fn topology_key(&self) -> TopologyKey {
         let slots = self.slots.iter().map(SlotClass::from_slot).collect();
         TopologyKey { host: self.spec.clone(), slots }

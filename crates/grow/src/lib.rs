@@ -2,8 +2,9 @@
 //!
 //! The crate is pure data and arithmetic: no I/O, no device, no threads. A [`Host`] holds the state
 //! of growth. [`Host::graph`] is the network, which `meristem-nn` compiles; [`Host::alphas`] are
-//! numbers that the network reads from device memory. The graph depends only on the topology
-//! ([`Host::topology_key`]), so a change of alpha is a small copy and never needs a new plan.
+//! numbers that the network reads from device memory. During an episode the graph changes only with
+//! the topology ([`Host::topology_key`]), so a change of alpha is a small copy and never needs a
+//! new plan.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -19,13 +19,14 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let config = TrainConfig::resolve(ConfigLayer::default(), ConfigLayer::default())?;
 //! let host: HostSpec = config.host.parse()?;
+//! // The images and classes of the dataset that comes with the program.
 //! let embedded = TaskShape { channels: 1, height: 28, width: 28, classes: 10 };
 //! assert_eq!(host.parameters(&embedded)?, 496);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The program `meristem` has the same functions on the command line.
+//! The program `meristem` trains, resumes and evaluates runs from the command line.
 #![forbid(unsafe_code)]
 
 /// The program in the README of the repository.

@@ -77,12 +77,12 @@ fn escaped(error: &clap::Error) -> String {
 
 fn run(arguments: cli::Arguments) -> commands::Outcome {
     signals::report_file_size_limit()?;
-    // The debug log goes to stderr, only with MERISTEM_LOG.
     let comm_debug = arguments.command.comm_debug();
     if comm_debug {
         environment::enable_library_logs()?;
     }
     let filter = environment::log_filter(comm_debug)?;
+    // The debug log goes to stderr, with MERISTEM_LOG or --comm-debug.
     let log = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| plain::Log);
     let notes = notes::Notes::unless(arguments.command.is_quiet());
     let only_notes = filter_fn(|event| event.target() == TARGET);

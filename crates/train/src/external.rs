@@ -14,7 +14,7 @@ use crate::config::types::Member;
 use crate::error::Result;
 use crate::sweep::EndReason;
 
-/// Blueprints and code of the program for a run, which are not settings.
+/// Blueprints and code of the calling program for a run, which are not settings.
 #[derive(Default)]
 pub struct Custom {
     /// Blueprints of the run; `None` for the blueprints of its settings.

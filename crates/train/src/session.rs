@@ -1,4 +1,4 @@
-//! A run that the program steps, and whose actions the program chooses.
+//! A run that the calling program steps, and whose actions it chooses.
 //!
 //! The run is started with [`run_with`] on a separate thread. Its external controller waits for the
 //! program before each step and before each decision. Results, events and folder do not differ from
@@ -113,8 +113,8 @@ impl Session {
         Self::start_with(config, Custom::default())
     }
 
-    /// Like [`Session::start`], with blueprints or a loss of the program. The session itself is the
-    /// controller.
+    /// Like [`Session::start`], with code of the calling program: blueprints, loss, searcher. The
+    /// session itself is the controller.
     ///
     /// # Errors
     /// As [`Session::start`], and the errors of [`run_with`].
@@ -132,7 +132,7 @@ impl Session {
         Self::resume_with(folder, options, Custom::default())
     }
 
-    /// Like [`Session::resume`], with the blueprints or the loss of [`Session::start_with`].
+    /// Like [`Session::resume`], with the code that [`Session::start_with`] was called with.
     ///
     /// # Errors
     /// As [`Session::resume`], and the errors of [`resume_with`].
@@ -236,8 +236,8 @@ impl Session {
     /// Weights of an env, as the contents of a weights file. Waits for the device.
     ///
     /// # Errors
-    /// [`Error::Session`] for an env that does not exist, and at the end of a round; the run is
-    /// over.
+    /// [`Error::Session`]: there is no such env, the round has ended, or the run is over. A failure
+    /// of the run, which ends it.
     pub fn weights(&mut self, env: usize) -> Result<Vec<u8>> {
         self.check(self.point != Point::End, "weights")?;
         if env >= self.envs.len() {
@@ -255,7 +255,8 @@ impl Session {
     /// round there is nothing to write.
     ///
     /// # Errors
-    /// Actions are due; a full disk, which ends the run.
+    /// [`Error::Session`]: the run does not wait before a step ([`Point::Boundary`]), or is over. A
+    /// failure of the run, such as a full disk, which ends it.
     pub fn checkpoint(&mut self) -> Result<()> {
         self.check(self.point == Point::Boundary, "checkpoint")?;
         self.ask(SessionRequest::Checkpoint)?;

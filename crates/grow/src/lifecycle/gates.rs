@@ -162,8 +162,8 @@ impl GateReport {
 
 impl Gates {
     /// Evaluates a gate for a slot. The first condition of every gate is that the slot is in the
-    /// stage before the gate. If the slot is in another stage, values of the module count as not
-    /// measured.
+    /// stage before the gate. If the slot is in another stage, its steps and its alpha count as not
+    /// measured; the values of `inputs` are compared all the same.
     pub fn evaluate(&self, gate: Gate, slot: &Slot, inputs: &GateInputs) -> GateReport {
         use Comparison::{AtLeast, AtMost};
         let is_before = slot.stage == gate.source();

@@ -35,15 +35,16 @@ impl GradientHealth {
         Self::from_counts(vanishing, exploding, norms.len() as u64, norm)
     }
 
-    /// Health from counts over tensors and steps, as in the network's metrics: `vanishing` and
-    /// `exploding` of `tensors` gradients. `norm` is the mean L2 norm over the steps. `None`
-    /// without measured tensors.
-    pub fn from_counts(vanishing: u64, exploding: u64, tensors: u64, norm: f64) -> Option<Self> {
-        if tensors == 0 {
+    /// Health from counts over tensors and steps, as in the network's metrics. `gradients` counts
+    /// every tensor once in each optimiser step; `vanishing` and `exploding` count those of them
+    /// that have vanished or exploded. `norm` is the mean L2 norm over the steps. `None` without
+    /// measured gradients.
+    pub fn from_counts(vanishing: u64, exploding: u64, gradients: u64, norm: f64) -> Option<Self> {
+        if gradients == 0 {
             return None;
         }
         let (vanishing, exploding) =
-            (vanishing as f64 / tensors as f64, exploding as f64 / tensors as f64);
+            (vanishing as f64 / gradients as f64, exploding as f64 / gradients as f64);
         let health = (1.0 - 0.5 * vanishing - 0.8 * exploding).clamp(0.0, 1.0);
         Some(Self { health, vanishing, exploding, norm })
     }

@@ -63,7 +63,8 @@ const RESERVED: [&str; 2] = ["all", "host"];
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct HostList {
     version: u32,
-    /// Name for people; `None` for hosts of the family `cnn`.
+    /// Name for people; `None` for hosts of a family (`cnn`, `mlp`, `conv1d`), and for descriptions
+    /// in JSON text without a name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) name: Option<String>,
     /// Layers in forward order.
@@ -156,10 +157,10 @@ impl HostList {
         if self.layers.is_empty() {
             return Err("`layers` is empty; a host needs at least a linear layer".into());
         }
-        let (mut count, mut tensors, mut problem) = (0, HashSet::new(), Ok(()));
+        let (mut count, mut unique_names, mut problem) = (0, HashSet::new(), Ok(()));
         for_each_layer(&self.layers, &mut |layer| {
             count += 1;
-            let checked = check_layer(layer, &mut tensors);
+            let checked = check_layer(layer, &mut unique_names);
             if problem.is_ok() {
                 problem = checked;
             }
@@ -371,16 +372,19 @@ fn check_name(owner: &str, name: &str, others: &str) -> Result<(), String> {
         let shown: String = name.chars().take(NAME_CHARS_MAX).collect();
         let and = others.chars().map(|c| format!(", `{c}`")).collect::<String>();
         return Err(format!(
-            "the name of {owner} has 1 to {NAME_CHARS_MAX} letters, digits, `_`{and}, got \
+            "the name of {owner} must have 1 to {NAME_CHARS_MAX} letters, digits, `_`{and}, got \
              `{shown}`"
         ));
     }
     Ok(())
 }
 
-/// Checks the name of a layer, and that its sizes are in their ranges. `tensors` are the names of
-/// the layers before it that must be unique.
-fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Result<(), String> {
+/// Checks the name of a layer, and that its sizes are in their ranges. `unique_names` are the names
+/// of the layers before it that must be unique.
+fn check_layer<'a>(
+    layer: &'a HostLayer,
+    unique_names: &mut HashSet<&'a str>,
+) -> Result<(), String> {
     let name = layer.name().unwrap_or_default();
     if let HostLayer::Save { name } = layer {
         check_name("a saved value", name, "")?;
@@ -405,7 +409,7 @@ fn check_layer<'a>(layer: &'a HostLayer, tensors: &mut HashSet<&'a str>) -> Resu
         layer => (layer.tensors(), "weights"),
     };
     if let Some(name) = unique
-        && !tensors.insert(name)
+        && !unique_names.insert(name)
     {
         return Err(format!("two layers have the name `{name}`; {what} are told apart by name"));
     }

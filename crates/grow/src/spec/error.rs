@@ -8,9 +8,9 @@ use crate::suggest::hint;
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// Neither a preset nor a description.
+    /// Neither the name of a host nor a description.
     #[error(
-        "unknown host `{given}`{}\n  presets: {presets}; or a description such as \
+        "unknown host `{given}`{}\n  hosts: {presets}; or a description such as \
          `cnn:channels=12,blocks=4,kernel=5,pools=3`, `mlp:256,256` or `conv1d:16,32,64`, or a \
          file that ends in .toml or .json",
         hint(nearest)
@@ -18,9 +18,9 @@ pub enum HostError {
     UnknownHost {
         /// The text given.
         given: String,
-        /// The nearest preset.
+        /// The nearest name.
         nearest: Option<String>,
-        /// Names of the presets.
+        /// Names of the presets, and of the ready-made hosts where they are allowed.
         presets: String,
     },
     /// An unknown key in a `cnn:` description.

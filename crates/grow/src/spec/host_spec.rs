@@ -213,9 +213,10 @@ impl HostSpec {
     /// Checks the image, and that the host fits it.
     ///
     /// # Errors
-    /// [`HostError::Size`], [`HostError::TooLarge`], [`HostError::Layer`], [`HostError::Output`],
-    /// or for hosts of the family `cnn` [`HostError::TooDeep`] with the suggestion of a host that
-    /// fits.
+    /// [`HostError::Size`], [`HostError::TooLarge`], [`HostError::Layer`], [`HostError::Output`];
+    /// [`HostError::Description`] for a host without parameters, and for a host of the family
+    /// `conv1d` with images; for a host of the family `cnn` [`HostError::TooDeep`] with the
+    /// suggestion of a host that fits.
     pub fn validate(&self, image: &TaskShape) -> Result<(), HostError> {
         self.sizes(image).map(|_| ())
     }

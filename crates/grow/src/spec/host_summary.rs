@@ -11,7 +11,8 @@ use super::task_shape::TaskShape;
 use super::walk::HostVisitor;
 use crate::optimisers::Optimisers;
 
-/// A layer with its size for images of one shape, counted on its nodes in the graph.
+/// A layer with its output shape, parameters and multiply-accumulate operations for images of one
+/// shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SizedLayer<'a> {
     /// The layer.
@@ -67,7 +68,7 @@ pub struct LayerSummary {
 /// Sizes of the layers that were added to a graph.
 struct Sizes<'a> {
     sized: Vec<SizedLayer<'a>>,
-    /// Parameters and multiplications of the layers that were added before.
+    /// Parameters and multiply-accumulate operations of the layers added so far.
     before: (usize, u64),
 }
 

@@ -46,7 +46,8 @@ equal_by_bits!(Slope, DropRate);
 pub enum BranchJoin {
     /// The sum; all have one shape.
     Add,
-    /// The product, element by element; all have one shape.
+    /// The product, element by element; all have one shape. A vector may also scale the channels of
+    /// an image with as many channels.
     Multiply,
     /// Channels side by side; all have the same rows and columns.
     Concat,

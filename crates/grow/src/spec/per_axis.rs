@@ -28,8 +28,8 @@ impl PerAxis {
         Self { rows: size, columns: size }
     }
 
-    /// A size for a signal, which is an image of one row: `points` along its points, and `rows`
-    /// along the axis of rows.
+    /// A size for a signal, which is an image of one row: `points` along its points. `rows` is 1
+    /// for a window, stride or dilation, 0 for padding.
     pub(super) fn of_signal(rows: usize, points: usize) -> Self {
         Self { rows, columns: points }
     }

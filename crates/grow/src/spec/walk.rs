@@ -140,8 +140,8 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
         Ok(x)
     }
 
-    /// Checks that the output `x` depends on every layer. A `load` leaves the value before it,
-    /// which must have been saved and be read elsewhere.
+    /// Checks that the output `x` depends on every layer. A `load` discards the value before it,
+    /// which must have been saved and be read by another layer.
     fn check_used(&self, x: NodeId) -> Result<(), HostError> {
         let nodes = &self.b.so_far().nodes;
         let mut used = vec![false; nodes.len()];
@@ -180,8 +180,9 @@ impl<'a, V: HostVisitor<'a>> Walk<'a, '_, V> {
     }
 }
 
-/// Adds the join of values, from first to last; the error has the problem. In a product a vector
-/// scales the channels of an image, as in squeeze-and-excitation (Hu et al. 2018).
+/// Adds the join of values, from first to last. The error describes the problem, without host and
+/// layer. In a product a vector scales the channels of an image, as in squeeze-and-excitation
+/// (Hu et al. 2018).
 fn join(b: &mut GraphBuilder, formula: BranchJoin, values: &[NodeId]) -> Result<NodeId, String> {
     let (first, others) = values.split_first().ok_or("it has no branches")?;
     let is_vector = |Dims { h, w, .. }: Dims| (h, w) == (1, 1);
@@ -221,7 +222,8 @@ fn join(b: &mut GraphBuilder, formula: BranchJoin, values: &[NodeId]) -> Result<
     joined.map_err(|error| error.to_string())
 }
 
-/// Adds a layer after `x` to the current group of parameters; the error has the problem.
+/// Adds a layer after `x` to the current group of parameters. The error describes the problem,
+/// without host and layer.
 fn add_layer(
     layer: &HostLayer,
     b: &mut GraphBuilder,

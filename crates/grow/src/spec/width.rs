@@ -31,7 +31,7 @@ pub struct WidenableLayer {
     reader: String,
     /// Whether the layer and its reader are linear layers with biases, with only activation
     /// functions, dropout and slots between them.
-    is_linear: bool,
+    is_linear_pair: bool,
 }
 
 impl WidenableLayer {
@@ -52,7 +52,7 @@ impl WidenableLayer {
                 "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
                  the next one"
             }
-            WidthInit::Tiny if !self.is_linear => {
+            WidthInit::Tiny if !self.is_linear_pair => {
                 "two linear layers with biases, and nothing but activation functions between them"
             }
             _ => return Ok(()),
@@ -78,7 +78,7 @@ struct Between<'a> {
     has_offset: bool,
     reader: &'a str,
     /// Whether the reader is a linear layer with a bias.
-    is_read_linearly: bool,
+    reader_is_linear_with_bias: bool,
 }
 
 impl HostSpec {
@@ -139,8 +139,8 @@ impl HostSpec {
         Ok(Self::from_list(list.named(name)))
     }
 
-    /// Whether this host is at least as wide as `other`: it is `other`, or `other` after calls of
-    /// [`HostSpec::widened`].
+    /// Whether this host is at least as wide as `other`: both have the same slots and layers, and
+    /// differ only in features, of which every layer of this host has at least as many.
     pub fn is_as_wide_as(&self, other: &Self) -> bool {
         self.slots() == other.slots() && are_at_least_as_wide(self.layers(), other.layers())
     }
@@ -172,7 +172,8 @@ impl<'a> Between<'a> {
         let has_bias = has_bias(layer);
         let has_norm_or_depthwise = self.has_norm || !self.depthwise.is_empty();
         let is_vector = matches!(layer, HostLayer::Linear { .. }) && !self.has_pool_or_flatten;
-        let is_linear = has_bias && is_vector && !has_norm_or_depthwise && self.is_read_linearly;
+        let is_linear_pair =
+            has_bias && is_vector && !has_norm_or_depthwise && self.reader_is_linear_with_bias;
         WidenableLayer {
             name: name.to_owned(),
             features,
@@ -181,7 +182,7 @@ impl<'a> Between<'a> {
             has_norm_or_depthwise,
             has_offset: self.has_offset,
             reader: self.reader.to_owned(),
-            is_linear,
+            is_linear_pair,
         }
     }
 
@@ -195,7 +196,7 @@ impl<'a> Between<'a> {
                 | HostLayer::Conv1d { groups: 1, .. }
                 | HostLayer::Linear { .. } => {
                     between.reader = layer.name().unwrap_or_default();
-                    between.is_read_linearly =
+                    between.reader_is_linear_with_bias =
                         matches!(layer, HostLayer::Linear { bias: true, .. });
                     return Ok(between);
                 }

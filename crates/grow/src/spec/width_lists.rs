@@ -19,7 +19,8 @@ const WINDOW: usize = 5;
 pub(super) enum WidthFamily {
     /// `mlp:256,256` or `mlp:256,256,dropout=0.2`: a multilayer perceptron.
     Mlp,
-    /// `conv1d:16,32,64`: convolutions over signals.
+    /// `conv1d:16,32,64`: convolutions over signals, as `conv2d` layers with 1×5 windows, so that
+    /// the weights have the shape of PyTorch's `Conv2d`.
     Conv1d,
 }
 

@@ -295,7 +295,7 @@ fn mistakes_in_layers_are_named_with_their_place() {
         (conv("out = 4, kernel = 3, name = \"slots.a\""), "begins with `slots`"),
         (conv("out = 4, kernel = 3, name = \"training\""), "begins with `training`"),
         (conv("out = 4, kernel = 3, name = \"a..b\""), "has an empty part"),
-        (conv("out = 4, kernel = 3, name = \"a b\""), "the name of a layer has 1 to 120 letters"),
+        (conv("out = 4, kernel = 3, name = \"a b\""), "a layer must have 1 to 120 letters"),
     ]);
 }
 
@@ -308,7 +308,7 @@ fn mistakes_in_names_and_branches_are_named_with_their_place() {
     are_refused(&[
         (format!("{}, {}, {HEAD}", slot("a"), slot("a")), "two slots have the name `a`"),
         (format!("{}, {HEAD}", slot("all")), "a slot cannot have the name `all`"),
-        (format!("{}, {HEAD}", slot("a.b")), "the name of a slot has 1 to 120 letters"),
+        (format!("{}, {HEAD}", slot("a.b")), "the name of a slot must have 1 to 120 letters"),
         (
             format!(
                 "{{ batch_norm = {{ name = \"a\" }} }}, {{ batch_norm = {{ name = \"a\" }} }},

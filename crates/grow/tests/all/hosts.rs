@@ -129,7 +129,7 @@ fn unknown_names_suggest_the_nearest() {
         error.to_string()
     };
     assert!(unknown("basline").contains("did you mean `baseline`"), "{}", unknown("basline"));
-    assert!(unknown("cnn").contains("presets: baseline, wide"), "{}", unknown("cnn"));
+    assert!(unknown("cnn").contains("hosts: baseline, wide"), "{}", unknown("cnn"));
     assert!(!unknown("alexnet").contains("did you mean"), "{}", unknown("alexnet"));
     let error = "cnn:chanels=8,blocks=3".parse::<HostSpec>().unwrap_err();
     assert!(matches!(error, HostError::UnknownKey { .. }), "{error:?}");

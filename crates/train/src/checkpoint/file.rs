@@ -29,7 +29,7 @@ const MEMORY: &str = "controller_memory";
 /// Serialises a checkpoint for the file at `path`.
 ///
 /// # Errors
-/// None for the checkpoints that a run makes.
+/// Never for the checkpoints that a run makes.
 pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> {
     let Checkpoint { progress, envs, controller } = checkpoint;
     let mut all = StateDict::default();

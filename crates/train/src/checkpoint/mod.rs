@@ -47,7 +47,7 @@ impl Checkpoint {
     /// Serialises the checkpoint, for its file and for other processes.
     ///
     /// # Errors
-    /// None for the checkpoints that a run makes.
+    /// Never for the checkpoints that a run makes.
     pub(crate) fn to_bytes(&self) -> Result<Vec<u8>> {
         file::to_bytes(Path::new(&store::file_name(self.progress.next)), self)
     }

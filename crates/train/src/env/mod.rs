@@ -38,10 +38,11 @@ use crate::setup::Setup;
 
 /// A growing host with its measurements.
 pub(crate) struct Env {
-    /// Index of the env in the run, which events and files call the number of the env.
+    /// Index of the env in the run, by which events and files name it. [`Population::envs`] has
+    /// only envs in training, so the position of the env there may be another.
     pub(crate) index: usize,
-    /// Number on which the random numbers and the controller of the env depend: `index`, unless the
-    /// setting `env_numbers` gives another (`TrainConfig::env_number`).
+    /// Number by which the env's random numbers are drawn, and under which the controller knows the
+    /// env: `index`, unless the setting `env_numbers` gives another (`TrainConfig::env_number`).
     pub(crate) number: usize,
     /// The host, which grows, and its network.
     pub(crate) grown: TrainedHost,
@@ -58,7 +59,7 @@ pub(crate) struct Env {
     /// Reward of the last action, by term.
     pub(crate) reward: RewardTerms,
     /// Number of modules germinated, pruned and fossilized.
-    pub(crate) history: ModuleCounts,
+    pub(crate) module_counts: ModuleCounts,
     /// State of the governor about this env.
     pub(crate) governor: GovernorState,
     /// Last good state of the host and its fossilized modules.
@@ -84,14 +85,14 @@ impl Env {
     /// A state that does not fit this run, out of memory.
     fn restore(setup: &Setup, options: HostOptions<'_>, saved: SavedEnv) -> Result<Self> {
         let SavedEnv { state, tensors, .. } = saved;
-        let EnvState { topology, seen, train, control, history, governor, .. } = state;
+        let EnvState { topology, seen, metrics, control, module_counts, governor, .. } = state;
         let mut env = Self::with_host(setup, setup.rebuild(options.index, &topology)?, options)?;
         env.grown.load(&tensors.grown)?;
         env.snapshot.load_state_dict(&tensors.snapshot)?;
-        (env.grown.train, env.grown.control) = (train, control);
+        (env.grown.metrics, env.grown.control) = (metrics, control);
         env.grown.training_flops = state.training_flops;
         env.grown.new_features = state.new_features;
-        Ok(Self { seen, history, governor, ..env })
+        Ok(Self { seen, module_counts, governor, ..env })
     }
 
     /// The state for a checkpoint, without the twin, after the network is brought up to date. Waits
@@ -100,14 +101,14 @@ impl Env {
     /// # Errors
     /// A failed stream.
     fn save(&mut self, setup: &Setup) -> Result<SavedEnv> {
-        let Self { index, grown, seen, history, governor, snapshot, .. } = self;
+        let Self { index, grown, seen, module_counts, governor, snapshot, .. } = self;
         grown.sync(setup)?;
         let state = EnvState {
             topology: Topology::from_host(&grown.host),
             seen: seen.clone(),
-            train: grown.train.clone(),
+            metrics: grown.metrics.clone(),
             control: grown.control,
-            history: *history,
+            module_counts: *module_counts,
             governor: *governor,
             training_flops: grown.training_flops,
             new_features: grown.new_features.clone(),
@@ -135,7 +136,7 @@ impl Env {
             grown,
             contributions: vec![],
             reward: RewardTerms::default(),
-            history: ModuleCounts::default(),
+            module_counts: ModuleCounts::default(),
             governor: GovernorState::new(),
             snapshot,
         })
@@ -206,7 +207,7 @@ impl Env {
         for (slot, measured) in grown.host.slots().iter().zip(&mut seen.measured) {
             let name = slot.name.to_string();
             let group = grown.network.graph().groups.iter().position(|group| group.name == name);
-            let group = group.and_then(|index| grown.train.groups.get(index));
+            let group = group.and_then(|index| grown.metrics.groups.get(index));
             measured.gradient_health = group.and_then(health);
         }
     }
@@ -279,9 +280,9 @@ impl Env {
     }
 
     /// Whether a snapshot is due after `step`.
-    pub(crate) fn is_snapshot_due(&self, rules: &GovernorConfig, step: usize) -> bool {
+    pub(crate) fn is_snapshot_due(&self, config: &GovernorConfig, step: usize) -> bool {
         let calm = self.governor.monitor.is_calm();
-        self.has_lasting_change() || (calm && rules.snapshot_due(step as u32, false))
+        self.has_lasting_change() || (calm && config.snapshot_due(step as u32, false))
     }
 
     /// Records that a snapshot was taken after `step`, and resets the count of failures. The count
@@ -322,10 +323,11 @@ impl Env {
     /// Metrics of each configuration on the control split; empty without a control split.
     pub(crate) fn control_rows(&self) -> &[EvalMetrics] {
         let rows = self.grown.control.map_or(0, |_| self.configurations());
-        self.grown.train.eval.get(..rows).unwrap_or_default()
+        self.grown.metrics.eval.get(..rows).unwrap_or_default()
     }
 
-    /// The controller's view of this env, without the twin, after `step` steps of the round.
+    /// The controller's view of this env, without the twin. `step` is the current step of the
+    /// round, from 0, or the number of steps after the last one.
     fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
         let Self { number, grown, seen, .. } = self;
         EnvView {
@@ -357,12 +359,12 @@ impl Env {
         op: ActionOp,
         before: &ActionContext,
         outcome: &ActionOutcome,
-        rules: &RewardConfig,
+        config: &RewardConfig,
     ) {
         let Self { grown, seen, .. } = self;
         seen.last = Some((op, outcome.succeeded));
         let (host, parameters) = (&grown.host, &grown.parameters);
-        self.reward = seen.reward_state.transition(rules, before, host, parameters, outcome);
+        self.reward = seen.reward_state.transition(config, before, host, parameters, outcome);
     }
 }
 

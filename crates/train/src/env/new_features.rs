@@ -89,8 +89,9 @@ fn origins(param: &ParamSpec, all: &[NewFeatures]) -> Vec<usize> {
     each.flat_map(|at| std::iter::repeat_n(of(at / columns, at % columns), kernel)).collect()
 }
 
-/// `‖W_t‖ / ‖W_0‖` of the elements of each origin, within [`NORM_FACTORS`]; 1 if W_0 is 0 or a norm
-/// is not finite.
+/// For each origin except 0, the norm of its elements divided by the norm of the elements of origin
+/// 0, which the first network had; both of the present `values`. The quotient is clamped to
+/// [`NORM_FACTORS`], and 1 if it is not finite.
 fn norm_factors(values: &[f32], origins: &[usize], count: usize) -> Vec<f64> {
     let mut squares = vec![0f64; count + 1];
     for (value, origin) in values.iter().zip(origins) {

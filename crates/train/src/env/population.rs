@@ -15,7 +15,7 @@ const TWIN_CONFIGURATIONS: usize = 2;
 /// batches.
 #[derive(Default)]
 pub(crate) struct Population {
-    /// The envs, by index.
+    /// The envs, in ascending order of their indices.
     pub(crate) envs: Vec<Env>,
     /// The twin of each env, or no twins: the host with which the env began the
     /// episode, with the same initial weights. Neither a controller nor the governor acts on it.
@@ -165,7 +165,8 @@ impl Population {
         self.hosts_mut().try_for_each(TrainedHost::reset_metrics)
     }
 
-    /// The controller's views of all envs, after `step` of `steps` steps.
+    /// The controller's views of all envs. `step` is the current step of the round, from 0, or
+    /// `steps` after the last one.
     pub(crate) fn views(&self, step: usize, steps: usize) -> Vec<EnvView<'_>> {
         let envs = self.envs.iter().enumerate();
         envs.map(|(nth, env)| {

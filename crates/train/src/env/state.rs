@@ -23,9 +23,11 @@ pub(crate) struct EnvState {
     pub(crate) topology: Topology,
     #[serde(flatten)]
     pub(crate) seen: Measurements,
-    pub(crate) train: Metrics,
+    #[serde(rename = "train")]
+    pub(crate) metrics: Metrics,
     pub(crate) control: Option<EvalMetrics>,
-    pub(crate) history: ModuleCounts,
+    #[serde(rename = "history")]
+    pub(crate) module_counts: ModuleCounts,
     #[serde(rename = "guard")]
     pub(crate) governor: GovernorState,
     /// Floating-point operations of training in this episode.
@@ -65,6 +67,7 @@ pub(crate) struct EnvTensors {
 pub(crate) struct TrainedTensors {
     /// Parameters and running statistics.
     pub(crate) weights: StateDict,
-    /// Momentum of the optimiser.
+    /// State of the optimisers, and counts of dropout batches
+    /// ([`Network::momentum_dict`](meristem_nn::Network::momentum_dict)).
     pub(crate) optimiser: StateDict,
 }

@@ -45,16 +45,17 @@ pub(crate) struct TrainedHost {
     /// Features that layers got in this episode; empty unless the setting `growth_lr` gives them
     /// another learning rate.
     pub(super) new_features: Vec<NewFeatures>,
-    /// Factors of the steps of these features' parameters, for the widths of `key`.
+    /// Factors of the learning rates of these features' elements, for the widths of `key`.
     step_factors: Option<Arc<StepFactors>>,
-    /// Trained parameters of the host and of the module in each slot.
+    /// Trained parameters of the network, whose topology is `key`; an action changes them only in
+    /// the next [`TrainedHost::sync`].
     pub(crate) parameters: ParameterCounts,
     /// Results since the last reset of batches whose loss the program computes; they are in host
     /// memory, beside the metrics of the network.
     pub(crate) own_results: OwnResults,
     /// Metrics of the last step: of training, and in `eval` of every configuration that was
     /// evaluated.
-    pub(crate) train: Metrics,
+    pub(crate) metrics: Metrics,
     /// Evaluation on the control split in the last step; `None` without a control split.
     pub(crate) control: Option<EvalMetrics>,
     /// Floating-point operations of training in this episode.
@@ -89,7 +90,7 @@ impl TrainedHost {
         let (key, parameters, lr_factor) = (host.topology_key(), host.parameters()?, 1.0);
         let graph = setup.graph(index, &host, lr_factor)?;
         let network = Network::with_plans(stream, graph, options, &setup.plans)?;
-        let (train, control) = (Metrics::default(), None);
+        let (metrics, control) = (Metrics::default(), None);
         Ok(Self {
             index,
             begun,
@@ -101,7 +102,7 @@ impl TrainedHost {
             step_factors: None,
             parameters,
             own_results: OwnResults::default(),
-            train,
+            metrics,
             control,
             training_flops: 0,
             diverged: false,
@@ -165,7 +166,7 @@ impl TrainedHost {
     /// the network does not have yet.
     ///
     /// # Errors
-    /// None for a host that was checked.
+    /// Never for a host that was checked.
     pub(crate) fn note_wider(&mut self, setup: &Setup, step: usize) -> Result<()> {
         if setup.member(self.index).config.growth_lr != GrowthLr::Uniform {
             let wide = setup.graph(self.index, &self.host, self.lr_factor)?;
@@ -255,7 +256,7 @@ impl TrainedHost {
     /// Counts the operations of `passes` forward passes over `images` images. Returns them.
     ///
     /// # Errors
-    /// None for the network of an env.
+    /// Never for the network of an env.
     pub(crate) fn count_flops(&mut self, passes: u64, images: u64) -> Result<u64> {
         let flops = passes * images * self.network.eval_flops(0..1)?.1;
         self.training_flops += flops;
@@ -276,7 +277,7 @@ impl TrainedHost {
     pub(crate) fn note(&mut self, metrics: Metrics, has_control: bool) {
         self.note_control(&metrics, has_control);
         self.diverged |= !metrics.loss_sum.is_finite() || metrics.non_finite != 0;
-        self.train = metrics;
+        self.metrics = metrics;
     }
 
     /// Records an evaluation on the control split.
@@ -292,12 +293,12 @@ impl TrainedHost {
 
     /// Mean training loss over the last step.
     pub(crate) fn train_loss(&self) -> f64 {
-        self.train.loss_sum / self.train.samples.max(1) as f64
+        self.metrics.loss_sum / self.metrics.samples.max(1) as f64
     }
 
     /// Training score over the last step; NaN where there is none.
     pub(crate) fn train_score(&self) -> f64 {
-        let Metrics { correct, samples, ref sums, .. } = self.train;
+        let Metrics { correct, samples, ref sums, .. } = self.metrics;
         match self.score {
             // Without samples, before the first step, the accuracy is 0, as in files of earlier
             // versions.
@@ -324,7 +325,7 @@ impl TrainedHost {
 
     /// Metrics of a configuration; without samples if it was not evaluated.
     pub(crate) fn evaluation(&self, configuration: usize) -> EvalMetrics {
-        self.train.eval.get(configuration).copied().unwrap_or_default()
+        self.metrics.eval.get(configuration).copied().unwrap_or_default()
     }
 
     /// Weights and optimiser for a checkpoint. Waits for the device.

@@ -82,12 +82,12 @@ impl Learners {
         let both = actions.iter().zip(&views);
         let before: Vec<ActionContext> =
             both.map(|(action, view)| ActionContext::new(action, view)).collect();
-        let rules = self.setup.reward();
+        let config = self.setup.reward();
         for ((env, action), before) in self.population.envs.iter_mut().zip(&actions).zip(&before) {
             let score_pp = env.seen.scores_pp.last().copied();
             let outcome = apply(action, &mut env.grown.host, &env.seen.measured, score_pp);
             let outcome = outcome.map_err(meristem_grow::Error::from)?;
-            env.acted(action.op(), before, &outcome, &rules);
+            env.acted(action.op(), before, &outcome, &config);
         }
         self.take_snapshots()?;
         self.decides = false;
@@ -187,17 +187,17 @@ impl Learners {
 
     /// Restores the envs whose weights are not finite.
     fn govern(&mut self) -> Result<()> {
-        let (rules, guessing) = (self.setup.config.governor, self.setup.task.guessing);
+        let (config, guessing) = (self.setup.config.governor, self.setup.task.guessing);
         let StepPosition { round, step } = self.when();
         let mut restored = false;
         for env in &mut self.population.envs {
             let loss = env.governed_loss();
-            let Some(failure) = env.governor.monitor.check(&rules, loss, guessing) else {
+            let Some(failure) = env.governor.monitor.check(&config, loss, guessing) else {
                 continue;
             };
             env.governor.failures += 1;
             let GovernorState { failures, .. } = env.governor;
-            if failures >= rules.failures_max {
+            if failures >= config.failures_max {
                 return Err(Error::Diverged { env: env.index, round, step, failure, failures });
             }
             env.restore_snapshot(&self.setup)?;
@@ -210,9 +210,9 @@ impl Learners {
 
     /// Takes the snapshots that are due after a step.
     fn take_snapshots(&mut self) -> Result<()> {
-        let (rules, step) = (self.setup.config.governor, self.step);
+        let (config, step) = (self.setup.config.governor, self.step);
         for env in &mut self.population.envs {
-            if env.is_snapshot_due(&rules, step) {
+            if env.is_snapshot_due(&config, step) {
                 env.grown.sync(&self.setup)?;
                 let (network, snapshot, graph) = env.snapshot_parts(&self.setup)?;
                 snapshot.take(network, &graph)?;

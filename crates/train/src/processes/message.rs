@@ -30,7 +30,7 @@ impl RankFailure {
 /// Serialises a message.
 ///
 /// # Errors
-/// None for the types that a run sends.
+/// Never for the types that a run sends.
 pub(super) fn pack(value: &impl Serialize) -> Result<Vec<u8>> {
     let mut bytes = vec![];
     ciborium::into_writer(value, &mut bytes).map_err(|error| garbled(0, &error))?;

@@ -147,7 +147,7 @@ impl World {
     /// be called once.
     ///
     /// # Errors
-    /// None for at least one rank.
+    /// Never for at least one rank.
     pub(crate) fn members(
         &mut self,
         ranks: usize,

@@ -56,7 +56,7 @@ pub(crate) struct Begun {
     pub(crate) envs: Vec<SavedEnv>,
     /// The extension of the run, if it is extended.
     pub(crate) extended: Option<Extension>,
-    /// Members that end here.
+    /// Members that the setting `end_members` ends when the run resumes.
     pub(crate) ended: Vec<usize>,
 }
 
@@ -67,6 +67,6 @@ pub(crate) struct Resumed {
     pub(crate) events: EventsPosition,
     /// The extension of the run, unless the events have it.
     pub(crate) extended: Option<Extension>,
-    /// Members that end here.
+    /// Members that the setting `end_members` ends when the run resumes.
     pub(crate) ended: Vec<usize>,
 }

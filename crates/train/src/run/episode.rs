@@ -213,8 +213,8 @@ impl<'j> Episode<'_, 'j> {
         let selected = streams.filter(|(index, _)| is_selected(self, *index));
         selected
             .map(|(index, stream)| {
-                // The gather gets the batches of new settings only after the hosts, and samples
-                // before them.
+                // The gather already has the samples of a new member, but gets its batch size
+                // only after the hosts are built.
                 let batches = || {
                     resources.train.order().batches_with(index, setup.member(index).config.batch)
                 };

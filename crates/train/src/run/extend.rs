@@ -31,7 +31,7 @@ impl RunLength {
     }
 
     /// The extension to this length at a position.
-    pub(crate) fn from(self, StepPosition { round, step }: StepPosition) -> Extension {
+    pub(crate) fn extension_at(self, StepPosition { round, step }: StepPosition) -> Extension {
         Extension { round, step, steps: self.steps, rounds: self.rounds }
     }
 }

@@ -85,7 +85,8 @@ impl Episode<'_, '_> {
         Ok(())
     }
 
-    /// Replaces the env of a member by a copy of the env of member `from`.
+    /// Replaces the env of a member by a copy of the env of member `from`. Only a run with one env
+    /// for each member copies members, so the number of a member is the index of its env.
     fn copy_envs(&mut self, population: &mut Population, from: usize, member: usize) -> Result<()> {
         let count = self.sweep.members.len();
         self.ended_envs.retain(|env| env.env % count != member);

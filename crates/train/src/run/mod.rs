@@ -54,7 +54,7 @@ pub fn run(config: &TrainConfig, observer: &mut dyn Observer) -> Result<Summary>
     run_with(config, Custom::default(), observer)
 }
 
-/// Like [`run`], with blueprints or a controller of the program.
+/// Like [`run`], with code of the calling program: blueprints, controller, loss, searcher.
 ///
 /// # Errors
 /// As [`run`].

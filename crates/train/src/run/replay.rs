@@ -15,10 +15,11 @@ use crate::record::events::Event;
 use crate::record::reading::{EventTail, Reached, check_is_run, read_summary};
 use crate::setup::{OtherInputs, ResolvedNames};
 
-/// The settings of a run that trains member `member` of the run in `folder` again, without the
-/// others: from the first step to its last, through all members that it is a copy of. The last envs
-/// of the run are the member's, with the same bits. `options` replaces settings that results do not
-/// depend on.
+/// The settings of a run that trains member `member` of the run in `folder` again, without members
+/// on which it does not depend. The new run trains the members from which `member` descends by
+/// copies, each for the steps that its descendant needs, and `member` as its last member. The envs
+/// of the last member have the same bits as those of `member` in the run in `folder`. `options`
+/// replaces settings that results do not depend on.
 ///
 /// # Errors
 /// [`Error::Value`]: an option that results depend on, a member that the run does not have or that
@@ -110,7 +111,8 @@ struct Part {
     settings: Option<Member>,
 }
 
-/// The members of a lineage by their last part, so that the last is the one that is trained again.
+/// The members of a lineage without duplicates, in the order of their last parts. The last one is
+/// the member that is trained again.
 fn distinct(lineage: &[Part]) -> Vec<usize> {
     let mut members = vec![];
     for part in lineage.iter().rev() {

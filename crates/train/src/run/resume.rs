@@ -50,8 +50,8 @@ pub fn resume(
     resume_with(folder, options, Custom::default(), observer)
 }
 
-/// Like [`resume`], with blueprints or a controller of the program. They must be the same as when
-/// the run began.
+/// Like [`resume`], with code of the calling program: blueprints, controller, loss, searcher. It
+/// must be the same as when the run began.
 ///
 /// # Errors
 /// As [`resume`].
@@ -140,7 +140,7 @@ impl Resuming<'_> {
         let config = world.resolve(&config)?;
         let others = OtherInputs { blueprints: custom.blueprints.as_ref(), moved: self.moved };
         let (config, names) = match &saved {
-            // The checkpoint has the policy.
+            // The file of the policy is not read again: the checkpoint has the policy's weights.
             Some((file, checkpoint)) => {
                 let next = checkpoint.progress.next;
                 // Members without a place begin later.
@@ -293,7 +293,7 @@ fn report_changes(observer: &mut dyn Observer, last: &Stretch, config: &TrainCon
     }
 }
 
-/// Whether all devices are of CUDA, or none is; `None` for devices of both kinds.
+/// Whether the devices are CUDA devices; `None` if only some are, or without devices.
 fn one_kind(devices: &[String]) -> Option<bool> {
     let is_cuda = |name: &String| name.trim().starts_with("cuda");
     let first = devices.first().map(is_cuda)?;

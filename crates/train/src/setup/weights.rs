@@ -383,7 +383,7 @@ pub(crate) struct Interface {
 /// Serialises a network's tensors and its host for the weights file at `path`.
 ///
 /// # Errors
-/// None for the networks of a run.
+/// Never for the networks of a run.
 pub(crate) fn to_bytes(
     path: &Path,
     state: &StateDict,

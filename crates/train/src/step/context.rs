@@ -23,7 +23,8 @@ pub(crate) struct StepContext<'a, 'j> {
     pub(crate) processes: usize,
     /// Totals of the current step.
     pub(crate) spent: Totals,
-    /// Envs whose training failed too often in this step, with the errors that end their members.
+    /// Envs that reached the limit of failures in this step, with the errors that end their
+    /// members.
     pub(crate) diverged: Vec<(usize, Error)>,
     /// Whether this process has completed a step. Its first step may allocate what later steps
     /// reuse.

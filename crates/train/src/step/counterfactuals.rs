@@ -14,7 +14,7 @@ use crate::record::events::{
 /// `has_own_loss` the program computes the loss.
 ///
 /// # Errors
-/// None if the network has metrics of every configuration.
+/// Never if the network has metrics of every configuration.
 pub(super) fn measured(
     env: &Env,
     StepPosition { round, step }: StepPosition,

@@ -17,7 +17,7 @@ pub(super) fn record_batches(context: &mut StepContext<'_, '_>) {
     for batch in 0..context.resources.train.len() {
         context.journal.next_phase();
         for env in &context.population.envs {
-            let Some(&loss) = env.grown.train.batch_losses.get(batch) else { continue };
+            let Some(&loss) = env.grown.metrics.batch_losses.get(batch) else { continue };
             let env = env.index;
             context.journal.emit_waiting(Event::BatchCompleted { env, round, step, batch, loss });
         }
@@ -27,7 +27,7 @@ pub(super) fn record_batches(context: &mut StepContext<'_, '_>) {
 /// Records the results of the step, with the actions in words, and the contributions of modules.
 ///
 /// # Errors
-/// None if the networks have metrics of every configuration.
+/// Never if the networks have metrics of every configuration.
 pub(super) fn record_results(
     context: &mut StepContext<'_, '_>,
     actions: Vec<String>,
@@ -56,7 +56,7 @@ fn step_event(
     details: StepDetails,
 ) -> StepCompleted {
     let Env { grown, .. } = env;
-    let fingerprint = Some(grown.train.fingerprint).filter(|fingerprint| *fingerprint != 0);
+    let fingerprint = Some(grown.metrics.fingerprint).filter(|fingerprint| *fingerprint != 0);
     StepCompleted {
         env: env.index,
         round,

@@ -7,10 +7,10 @@
 //!
 //! **A rollback** restores the snapshot: the weights and statistics of the host and of its
 //! fossilized modules, bit for bit. Live modules are pruned, and the optimiser is reset. Earlier
-//! measurements are dropped: the restored host is evaluated on the control split, and its history
-//! of losses and accuracies, its reward and its trajectory start there, so that no difference spans
-//! the rollback. The step then continues as for every other env: the controller decides about the
-//! restored host, which trains again in the next step.
+//! measurements are dropped: the restored host is evaluated on the control split, and its losses
+//! and scores, its reward and its trajectory start there, so that no difference spans the rollback.
+//! The step then continues as for every other env: the controller decides about the restored host,
+//! which trains again in the next step.
 //!
 //! **The cause** is the last transition of the trajectory that changed the network (a successful op
 //! other than WAIT), or the last transition if none did. It gets the penalty, and the trajectory
@@ -45,13 +45,13 @@ use crate::step::{measure, permitted};
 /// [`Error::Diverged`] after too many failures, or a device failure.
 pub(super) fn govern(context: &mut StepContext<'_, '_>) -> Result<()> {
     context.journal.next_phase();
-    let (rules, guessing) = (context.setup.config.governor, context.setup.task.guessing);
+    let (config, guessing) = (context.setup.config.governor, context.setup.task.guessing);
     let mut restored = vec![];
     for nth in 0..context.population.envs.len() {
         let env = &mut context.population.envs[nth];
         let loss = env.governed_loss();
-        if let Some(failure) = env.governor.monitor.check(&rules, loss, guessing) {
-            roll_back(context, nth, failure, &rules)?;
+        if let Some(failure) = env.governor.monitor.check(&config, loss, guessing) {
+            roll_back(context, nth, failure, &config)?;
             restored.push(nth);
         }
     }
@@ -62,7 +62,7 @@ fn roll_back(
     context: &mut StepContext<'_, '_>,
     nth: usize,
     failure: TrainingFailure,
-    rules: &GovernorConfig,
+    config: &GovernorConfig,
 ) -> Result<()> {
     let env = &mut context.population.envs[nth];
     let _span = context.resources.devices.span(|| format!("rollback of env {}", env.index));
@@ -70,7 +70,7 @@ fn roll_back(
     env.governor.failures += 1;
     let GovernorState { snapshot_step: restored_step, failures, .. } = env.governor;
     // An episode that is too short for the limit must not consist of failures only.
-    if failures >= rules.failures_max || failures as usize == context.setup.config.steps {
+    if failures >= config.failures_max || failures as usize == context.setup.config.steps {
         let error = Error::Diverged { env: index, round, step, failure, failures };
         let what = format!("{}; rolling back does not help", failure.describe());
         context.journal.emit_waiting(Event::Anomaly { env: index, round, step, what });
@@ -86,7 +86,7 @@ fn roll_back(
     let changes = env.restore_snapshot(context.setup)?;
     context.resources.replicas.iter_mut().for_each(Replicas::forget);
     env.governor.rolled_back();
-    context.controller.get().roll_back(number, cause, rules.penalty as f32)?;
+    context.controller.get().roll_back(number, cause, config.penalty as f32)?;
     context.spent.rollbacks += 1;
     let pruned = changes.iter().map(|change: &StageChange| change.slot.to_string()).collect();
     context.journal.emit_waiting(Event::GovernorRollback {
@@ -98,7 +98,7 @@ fn roll_back(
         control_loss,
         restored_step: restored_step.map(|own| env.grown.step_of_round(own)),
         pruned,
-        penalty: cause.map_or(0.0, |_| rules.penalty),
+        penalty: cause.map_or(0.0, |_| config.penalty),
         cause_step: cause.map(|own| env.grown.step_of_round(own)),
     });
     changes
@@ -107,12 +107,13 @@ fn roll_back(
     Ok(())
 }
 
-/// Takes the snapshots that are due after a step. Does not wait for the device.
+/// Takes the snapshots that are due after a step. Waits for the device only if a layer became wider
+/// in this step.
 ///
 /// # Errors
 /// Out of memory, a device failure.
 pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
-    let (rules, policy, step) =
+    let (config, policy, step) =
         (context.setup.config.governor, context.hot_policy(), context.when.step);
     let mut due: Vec<&mut Env> = vec![];
     for env in &mut context.population.envs {
@@ -120,7 +121,7 @@ pub(super) fn take_snapshots(context: &mut StepContext<'_, '_>) -> Result<()> {
         if env.has_changed() {
             env.governor.changed = Some(own_step);
         }
-        if env.is_snapshot_due(&rules, own_step) {
+        if env.is_snapshot_due(&config, own_step) {
             env.grown.sync(context.setup)?;
             due.push(env);
         }

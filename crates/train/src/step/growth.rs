@@ -117,9 +117,9 @@ impl ModulesBefore {
         let blueprint = self.blueprints.get(change.index).cloned().flatten().unwrap_or_default();
         let contribution = self.contributions.get(change.index).copied().flatten();
         match change.to {
-            Stage::Germinated => env.history.germinated += 1,
+            Stage::Germinated => env.module_counts.germinated += 1,
             Stage::Pruned => {
-                env.history.pruned += 1;
+                env.module_counts.pruned += 1;
                 journal.emit(Event::ModulePruned {
                     env: index,
                     round,
@@ -130,7 +130,7 @@ impl ModulesBefore {
                 });
             }
             Stage::Fossilized => {
-                env.history.fossilized += 1;
+                env.module_counts.fossilized += 1;
                 journal.emit(Event::ModuleFossilized {
                     env: index,
                     round,

@@ -35,7 +35,7 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     evaluate_control(context.resources, context.population)?;
     read(context.resources, context.population)?;
     for trained in context.population.hosts_mut() {
-        let images = trained.train.samples;
+        let images = trained.metrics.samples;
         context.spent.images += images;
         // A backward pass costs two forward passes: derivatives with respect to activations and to
         // weights.
@@ -44,8 +44,8 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Evaluates all networks on the control split, each env in every configuration of its step. Does
-/// not wait for the device.
+/// Evaluates all networks on the control split, each env in every configuration of its step. Waits
+/// as [`evaluate`] does.
 ///
 /// # Errors
 /// A device failure.
@@ -59,9 +59,10 @@ pub(super) fn evaluate_control(
     evaluate(population, loss.as_mut(), pass, |configurations| 0..configurations)
 }
 
-/// Evaluates one pass over a split, batch by batch, for all networks. `rows` maps the number of a
-/// network's configurations to the rows of alphas that the network evaluates, in one launch per
-/// batch. Waits for the device only for a loss that the program computes.
+/// Evaluates one pass over a split, batch by batch, for all networks. For a network with n
+/// configurations, `rows(n)` are the rows of alphas that it evaluates, in one launch per batch.
+/// Waits for a device only for a loss that the program computes, and for a host buffer of streamed
+/// images.
 ///
 /// # Errors
 /// A device failure, a failure of the program's loss.
@@ -84,11 +85,12 @@ fn enqueue(
     rows: &[Vec<Range<usize>>],
 ) -> Result<()> {
     while let Some(batches) = pass.next()? {
-        let envs: Vec<usize> = batches.iter().map(|batch| batch.env).collect();
+        // A pass numbers its envs from 0.
+        let positions: Vec<usize> = batches.iter().map(|batch| batch.env).collect();
         let batches = labelled(&batches);
         for (hosts, rows) in fleets.iter_mut().zip(rows) {
-            let rows: Vec<_> = envs.iter().map(|env| rows[*env].clone()).collect();
-            let mut hosts = select(hosts, &envs);
+            let rows: Vec<_> = positions.iter().map(|nth| rows[*nth].clone()).collect();
+            let mut hosts = select(hosts, &positions);
             match &mut loss {
                 Some(loss) => own_loss::evaluate(loss, &mut hosts, &batches, &rows)?,
                 None => fleet(&mut hosts).eval_rows(&batches, &rows)?,
@@ -119,8 +121,8 @@ fn read(resources: &Resources, population: &mut Population) -> Result<()> {
     Ok(())
 }
 
-/// Evaluates the restored envs, given by index, on the control split again. Waits for the devices
-/// if an env was restored.
+/// Evaluates the envs at the positions `restored` of `population.envs` on the control split again.
+/// Waits for the devices if there are any.
 ///
 /// # Errors
 /// A device failure.
@@ -136,15 +138,15 @@ pub(super) fn evaluate_again(
         return Ok(());
     }
     let span = devices.span(|| "evaluate again");
-    for &index in restored {
-        let (mut hosts, main) = ([vec![&mut population.envs[index].grown]], 0..1);
-        let pass = control.pass(index..index + 1)?;
+    for &nth in restored {
+        let (mut hosts, main) = ([vec![&mut population.envs[nth].grown]], 0..1);
+        let pass = control.pass(nth..nth + 1)?;
         enqueue(&mut hosts, loss.as_mut(), pass, &[vec![main]])?;
     }
     drop(span);
     let all = read_all(resources, population)?;
-    for (index, (env, metrics)) in population.envs.iter_mut().zip(all).enumerate() {
-        if restored.contains(&index) {
+    for (nth, (env, metrics)) in population.envs.iter_mut().zip(all).enumerate() {
+        if restored.contains(&nth) {
             env.note_control(&metrics, true);
         }
     }

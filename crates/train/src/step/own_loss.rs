@@ -10,13 +10,13 @@ use crate::env::TrainedHost;
 use crate::error::Result;
 use crate::own_loss::{ProgramLoss, backward};
 
-/// The hosts with these numbers, which are in ascending order.
+/// The hosts at these positions in `hosts`. `positions` are in ascending order.
 pub(super) fn select<'a>(
     hosts: &'a mut [&mut TrainedHost],
-    numbers: &[usize],
+    positions: &[usize],
 ) -> Vec<&'a mut TrainedHost> {
-    let chosen = |number: &usize| numbers.binary_search(number).is_ok();
-    let all = hosts.iter_mut().enumerate().filter(|(number, _)| chosen(number));
+    let chosen = |position: &usize| positions.binary_search(position).is_ok();
+    let all = hosts.iter_mut().enumerate().filter(|(position, _)| chosen(position));
     all.map(|(_, trained)| &mut **trained).collect()
 }
 

@@ -1,8 +1,8 @@
 //! Copies, waits and allocations that the hot path of a step may make.
 //!
-//! `permitted.toml`, next to this crate's manifest, lists all waits of the program, and all sites
-//! at which a run may copy, wait or allocate, with reasons. `cargo xtask tidy` checks the waits, a
-//! test of `run` the sites: new ones must be added, unused ones removed.
+//! `permitted.toml`, next to this crate's manifest, lists all waits in the crates above `device`,
+//! and all sites at which a run may copy, wait or allocate, with reasons. `cargo xtask tidy` checks
+//! the waits, a test of `run` the sites: new ones must be added, unused ones removed.
 
 use meristem_device::Counts;
 
@@ -26,9 +26,9 @@ pub(crate) const SNAPSHOT: &str = "snapshot";
 /// Shapes of batches that every pass over a split may have: full batches, and a smaller last one.
 const SHAPES_MIN: u64 = 2;
 
-/// Copies of address tables in a pass. The gather reads the samples of each batch at another
-/// address. The addresses of envs and of twins stay: a graph is built for each shape of a batch,
-/// and has two tables.
+/// Copies of address tables in a pass. Each gathered batch needs a table, because the gather reads
+/// other samples. Envs and twins each have a graph for each shape of a batch, and a graph has two
+/// tables, which are copied once.
 fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
     let graphs = 2 * pass.shapes.max(SHAPES_MIN);
     if device.has_graphs { pass.gathered + 2 * graphs } else { 0 }
@@ -41,13 +41,13 @@ fn staging_waits(device: &ScopedDevice, loads: u64) -> u64 {
     if device.has_graphs { loads } else { 0 }
 }
 
-/// Limits of the inner loop on a device. The permutation and the first batch were uploaded, and
-/// plans and buffers were created, before the loop. So the loop only copies the streamed images of
-/// each env, and address tables.
+/// Limits of the inner loop on a device. Before the loop the permutation and each env's first batch
+/// were copied to the device, and plans and buffers were created. So the loop copies only the
+/// streamed images of each env's later batches, and address tables.
 pub(crate) fn train_step(device: &ScopedDevice, pass: PassBatches) -> Counts {
     let uploads = device.envs * pass.uploaded.saturating_sub(1);
     let copies_to_device = uploads + address_tables(device, pass);
-    // The first two batches were loaded before the loop.
+    // An upper bound: two batches of each env were loaded from their file before the loop.
     let synchronizations = staging_waits(device, uploads);
     Counts { copies_to_device, synchronizations, ..Counts::default() }
 }
@@ -77,8 +77,8 @@ pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
 /// Additional copies, waits and allocations for `calls` calls of a loss that the program computes,
 /// from arrays on the device or on the host.
 pub(crate) fn own_loss(calls: u64, is_on_device: bool) -> Counts {
-    // The losses of the samples; and for each of two arrays that the function gets, and for the
-    // copy of its arrays, a wait.
+    // One copy: the losses of the samples. Four waits: for that copy, for each of the two arrays
+    // that the function gets, and for the copy of the arrays that it returns.
     let (copies, waits) = if is_on_device { (1, 4) } else { (0, 0) };
     Counts {
         // Outputs and targets, each with its wait.

@@ -13,7 +13,7 @@ use crate::setup::Setup;
 use crate::step::measure;
 
 /// Evaluates all networks at the end of an episode: leave-one-out of every module on the control
-/// split, and once on the test split, if there is one. Waits for the devices once.
+/// split, and once on the test split, if there is one. Waits for the devices.
 ///
 /// # Errors
 /// A device failure.
@@ -78,7 +78,7 @@ fn summarise(env: &mut Env, metrics: Metrics, splits: &ReportSplits) -> EnvSumma
         modules: modules(env),
         training_flops: grown.training_flops,
         twin: None,
-        history: env.history,
+        history: env.module_counts,
         rollbacks: env.governor.rollbacks,
         weights: PathBuf::from("weights").join(weights_name(env.index)),
     }

@@ -2,7 +2,7 @@
 //!
 //! Nothing is measured for telemetry. Gradient norms are computed for clipping, in the launch of
 //! the training step, and come with the step's one read-back; gates and policies use the gradient
-//! health that follows from them in every step and at every level. Losses, accuracies and
+//! health that follows from them in every step and at every level. Losses, scores and
 //! contributions are used for decisions as well, and Shapley values follow from configurations
 //! whose interactions a policy sees. So a level only changes the contents of events and the use of
 //! the clock. Times are taken where the host thread is anyway, without waiting for a device. The
@@ -45,7 +45,7 @@ impl StepDetails {
 
     /// Mean gradient norm of the host without modules, if it is recorded.
     pub(crate) fn host_gradient_norm(self, grown: &TrainedHost) -> Option<f64> {
-        grown.train.groups.first().filter(|_| self.gradients)?.mean_norm()
+        grown.metrics.groups.first().filter(|_| self.gradients)?.mean_norm()
     }
 
     /// Gradient statistics of every group of the network, if they are recorded.
@@ -53,7 +53,7 @@ impl StepDetails {
         self,
         grown: &TrainedHost,
     ) -> Option<Vec<GradientStatistics>> {
-        let named = grown.network.graph().groups.iter().zip(&grown.train.groups);
+        let named = grown.network.graph().groups.iter().zip(&grown.metrics.groups);
         let all = named.map(|(group, metrics)| statistics(&group.name, metrics));
         (self.gradients && self.full).then(|| all.collect())
     }

@@ -17,7 +17,8 @@ use crate::step::context::StepContext;
 use crate::step::own_loss::{self, fleet, select};
 use crate::step::permitted;
 
-/// Trains all networks on one epoch. Waits for a device only for a loss that the program computes.
+/// Trains all networks on one epoch. Waits only for a loss that the program computes, for a host
+/// buffer of streamed images, and for other ranks.
 ///
 /// # Errors
 /// A device failure, a forbidden operation in the inner loop, a failure of the program's loss.

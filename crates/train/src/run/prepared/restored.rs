@@ -71,7 +71,7 @@ impl PreparedRun {
         self.checkpoints.extended = progress.extended;
         let length = RunLength::from_config(config);
         let longer = Some(length) != RunLength::in_text(&progress.identity.config);
-        let extended = longer.then(|| length.from(progress.next));
+        let extended = longer.then(|| length.extension_at(progress.next));
         self.checkpoints.extended.extend(extended);
         (self.checkpoints.rounds, self.checkpoints.envs) = (progress.rounds, progress.last_envs);
         let own = self.resources.devices.envs();
