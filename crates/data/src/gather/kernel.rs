@@ -217,16 +217,16 @@ impl GatherKernel {
         let inputs = args.write::<f32>(3);
         match self.targets {
             TargetForm { kind: TargetKind::Classes, .. } => {
-                let labels = args.read::<u32>(1);
+                let classes = args.read::<u32>(1);
                 for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
-                    *target = labels[*sample as usize];
+                    *target = classes[*sample as usize];
                 }
             }
             TargetForm { kind: TargetKind::Labels | TargetKind::Numbers, width } => {
-                let stored = args.read::<f32>(1);
+                let all_targets = args.read::<f32>(1);
                 let targets = args.write::<f32>(4).chunks_exact_mut(width);
                 for (target, sample) in targets.zip(samples) {
-                    target.copy_from_slice(&stored[*sample as usize * width..][..width]);
+                    target.copy_from_slice(&all_targets[*sample as usize * width..][..width]);
                 }
             }
         }
