@@ -32,7 +32,7 @@ pub(crate) struct GradientTarget {
 impl GradientTarget {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
 
-    /// The same data in the form of the operation.
+    /// How a fused convolution writes this target.
     pub(crate) fn data(self) -> fused::InputGradient {
         match (self.value == ValueId::NONE, self.accumulate) {
             (true, _) => fused::InputGradient::Unwanted,
@@ -42,7 +42,8 @@ impl GradientTarget {
     }
 }
 
-/// A gradient before 2×2 max pooling and ReLU have routed it back.
+/// Gradient of a pooled output, with the operands that route it back through 2×2 max pooling and
+/// ReLU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PooledGradient {
     /// Gradient of the pooled output.
@@ -155,7 +156,8 @@ impl<'g> PlanBuilder<'g> {
         self.value(ValueHome::Arena, DType::F32, len)
     }
 
-    /// A new arena value of `len` elements of the type of values: of a node, or a gradient of one.
+    /// A new arena value for `len` elements of an activation or of its gradient, in the type
+    /// [`PlanOptions::values`].
     pub(crate) fn stored(&mut self, len: usize) -> ValueId {
         self.value(ValueHome::Arena, self.options.values().dtype(), len)
     }
@@ -170,12 +172,12 @@ impl<'g> PlanBuilder<'g> {
         self.value(ValueHome::Arena, DType::U32, len)
     }
 
-    /// A value in memory that the caller brings.
+    /// A value in the caller's memory.
     pub(crate) fn fixed(&mut self, span: SpaceSpan) -> ValueId {
         self.value(ValueHome::Fixed(span), span.dtype, span.len)
     }
 
-    /// The memory of a node that the caller gives.
+    /// The value of an input node, in the caller's memory; `None` for other nodes.
     pub(crate) fn input(&mut self, node: NodeId) -> Option<ValueId> {
         let (n, dtype) = match self.graph.nodes[node.index()].op {
             NodeOp::Input(n) | NodeOp::State(n) => (n, DType::F32),
@@ -203,7 +205,7 @@ impl<'g> PlanBuilder<'g> {
         self.alpha_row = row;
     }
 
-    /// The alpha of a slot, in device memory: moving it needs no new plan.
+    /// The alpha of a slot, in device memory: changing its number needs no new plan.
     pub(crate) fn alpha(&mut self, slot: usize) -> ValueId {
         let start = self.alpha_row * self.graph.alphas + slot;
         self.fixed(SpaceSpan::new(Space::Alphas, DType::F32, start, 1))
@@ -277,7 +279,7 @@ impl<'g> PlanBuilder<'g> {
         self.emit_with(self.options.values(), op.into(), reads, writes);
     }
 
-    /// As [`PlanBuilder::emit`], for a step over parameters or results: its values are f32.
+    /// As [`PlanBuilder::emit`], for a step over parameters or results, which are f32.
     pub(crate) fn emit_f32(
         &mut self,
         op: impl Into<StepOp>,
@@ -314,12 +316,12 @@ impl<'g> PlanBuilder<'g> {
         }
     }
 
-    /// A value that no later step writes, as f32.
+    /// The value converted to f32, once. No later step may write `id`.
     pub(crate) fn as_f32(&mut self, id: ValueId) -> ValueId {
         self.converted(id, (DType::F32, |len| ElementwiseOp::Widen { len }))
     }
 
-    /// An f32 value that no later step writes, in the type of values.
+    /// The f32 value converted to [`PlanOptions::values`], once. No later step may write `id`.
     pub(crate) fn as_values(&mut self, id: ValueId) -> ValueId {
         let to = self.options.values().dtype();
         self.converted(id, (to, |len| ElementwiseOp::Narrow { len }))
@@ -398,8 +400,8 @@ impl<'g> PlanBuilder<'g> {
         id.map_or(ValueId::NONE, |id| self.param_gradient(id))
     }
 
-    /// Begins a training plan of fused convolutions with `tickets` tickets: one step zeroes them
-    /// and the gradient of `group`.
+    /// Begins a training plan of fused convolutions with `tickets` tickets (see
+    /// [`ops::fused`](crate::ops::fused)): one step zeroes them and the gradient of `group`.
     pub(crate) fn begin_fused(&mut self, tickets: usize, group: usize) {
         let all = self.value(ValueHome::Arena, DType::U32, tickets);
         let gradient = self.new_group_gradient(group);

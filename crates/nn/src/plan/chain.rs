@@ -19,7 +19,8 @@ use crate::precision::ValueType;
 /// third-level cache.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// Consecutive steps, each of which computes a sample independently of the other samples.
+/// A row: a run of consecutive steps, each of which computes a sample independently of the other
+/// samples.
 #[derive(Default)]
 struct StepRow {
     steps: Vec<Draft>,
@@ -27,12 +28,13 @@ struct StepRow {
     forms: Vec<SampleForms>,
 }
 
-/// Whether each sample has its part, for the operands of a step.
+/// For each operand of a step, whether it is divided by samples (`true`) or shared by all samples.
 struct SampleForms {
     reads: Vec<bool>,
     /// Without scratch.
     writes: Vec<bool>,
-    /// The step as a reduction: what it writes for all samples are its results.
+    /// Set if the step reduces over samples: the operands that it writes for all samples are then
+    /// results, written after the last sample.
     reduction: Option<Reduction>,
 }
 
@@ -237,7 +239,8 @@ impl StepRow {
         forms.uses(step).all(fits) && self.parts_agree(values, batch, (step, forms))
     }
 
-    /// Whether the row with this step can be divided into the parts that each reduction has alone.
+    /// Whether all reductions of the row, with this step, have one part size, and the row can have
+    /// it too.
     fn parts_agree(&self, values: &[PlanValue], batch: usize, of: (&Draft, &SampleForms)) -> bool {
         let steps: Vec<_> = self.steps.iter().zip(&self.forms).chain([of]).collect();
         let mut parts = steps.iter().filter_map(|(_, of)| Some(of.reduction?.part()));
@@ -347,8 +350,8 @@ fn fitting(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usize)
     (BLOCK / bytes.max(1)).max(1)
 }
 
-/// Samples of which smaller blocks of a row have a multiple, so that its sums have the bits of
-/// blocks of `block` samples; `None` if these depend on the block.
+/// Number u of samples such that smaller blocks, of a multiple of u samples, give sums with the
+/// same bits as blocks of `block` samples; `None` if each size of a block gives its own bits.
 fn weight_unit(steps: &[(&Draft, &SampleForms)], block: usize) -> Option<usize> {
     let mut adding = steps.iter().filter(|(step, of)| of.adds(step));
     adding.try_fold(1, |unit, (step, _)| match step.op {

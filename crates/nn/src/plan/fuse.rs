@@ -56,8 +56,8 @@ pub(crate) struct NormUnit {
     /// Whether a fused operation is the only reader of the output, and computes it from the raw
     /// output.
     pub(crate) on_load: bool,
-    /// Whether a processor computes the output again in the backward pass, where the gradient of
-    /// the next convolution's weights reads it. That takes less time than keeping it in memory.
+    /// Whether the CPU computes the output again in the backward pass, where the gradient of the
+    /// next convolution's weights reads it. That takes less time than keeping it in memory.
     pub(crate) again: bool,
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
     let needed = |i: usize| i == graph.output.index() || !readers[i].is_empty();
     let mut taken = vec![false; graph.nodes.len()];
     let mut units: Vec<Unit> = vec![];
-    // A chain is placed at its last node, so the norm nodes are looked at first.
+    // A norm unit is placed at its last node, so the norm nodes are looked at first.
     let mut at: Vec<Option<NormUnit>> = vec![None; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| needed(*i)) {
         if let NodeOp::BatchNorm { x, .. } = node.op {
@@ -273,8 +273,8 @@ fn norm_unit(
     unit
 }
 
-/// Whether the backward pass of a convolution on a processor may compute its large input again: in
-/// a chain, which takes a block of images at a time.
+/// Whether the backward pass of a convolution on the CPU may compute its large input again: in a
+/// chain, which takes a block of images at a time.
 fn reads_again(graph: &Graph, options: &PlanOptions, conv: NodeId) -> bool {
     let Some((shape, is_linear)) = conv_shape(graph, conv, options.batch) else { return false };
     let product = ConvProduct { shape, precision: options.precision, tiles: options.tiles(&shape) };

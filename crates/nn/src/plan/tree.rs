@@ -171,8 +171,9 @@ impl RowPath<'_> {
 
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
-    /// loss and metrics for each row. The plan reads the whole table; the loss of row k goes to the
-    /// k-th configuration after the first one of the run. The mode in `options` is ignored.
+    /// loss and metrics for each row. The plan reads the whole table; the loss of row k goes to row
+    /// k of [`Space::Scores`](crate::space::Space::Scores), counted from the first row of the run.
+    /// The mode in `options` is ignored.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an

@@ -1,4 +1,4 @@
-//! Lowers operations to kernel calls, forward and backward: one file per family.
+//! Lowers operations to steps, forward and backward: one file per family.
 //!
 //! To add an operation: its shape in `graph`, its kernel in `kernels`, and here one function that
 //! emits its forward steps (values of [`ops`](crate::ops)) and returns the closure that emits its
