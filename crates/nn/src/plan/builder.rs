@@ -66,7 +66,7 @@ pub(crate) struct PlanBuilder<'g> {
     /// Value of each lowered node.
     nodes: Vec<Option<ValueId>>,
     /// Whether a node depends on a parameter, or on an input with a requested gradient.
-    leads: Vec<bool>,
+    needs_gradient: Vec<bool>,
     /// Gradient of each node's value. Several nodes may hold one gradient.
     grads: Vec<Option<ValueId>>,
     /// Gradients that norm units take in place of their outputs' gradients, see `fuse`.
@@ -97,7 +97,7 @@ impl<'g> PlanBuilder<'g> {
             steps: vec![],
             phase: Phase::Forward,
             nodes: vec![None; graph.nodes.len()],
-            leads: vec![],
+            needs_gradient: vec![],
             grads: vec![None; graph.nodes.len()],
             pooled: vec![],
             again: vec![],
@@ -108,21 +108,21 @@ impl<'g> PlanBuilder<'g> {
             fused: FusedState::default(),
             converted: vec![],
         };
-        builder.leads = builder.leading();
+        builder.needs_gradient = builder.gradients_needed();
         builder
     }
 
-    fn leading(&self) -> Vec<bool> {
-        let mut leads: Vec<bool> = vec![];
+    fn gradients_needed(&self) -> Vec<bool> {
+        let mut needed: Vec<bool> = vec![];
         for node in &self.graph.nodes {
-            let lead = match node.op {
+            let is_needed = match node.op {
                 NodeOp::Input(_) | NodeOp::State(_) => self.options.mode == PlanMode::Gradient,
                 NodeOp::Indices(_) | NodeOp::Detach(_) => false,
-                ref op => op.has_params() || op.inputs().iter().any(|x| leads[x.index()]),
+                ref op => op.has_params() || op.inputs().iter().any(|x| needed[x.index()]),
             };
-            leads.push(lead);
+            needed.push(is_needed);
         }
-        leads
+        needed
     }
 
     /// Batch size.
@@ -345,9 +345,9 @@ impl<'g> PlanBuilder<'g> {
         self.values.get(id.index()).map_or((DType::F32, 0), |value| (value.dtype, value.len))
     }
 
-    /// Whether the gradient of this node's value is wanted.
-    pub(crate) fn wants(&self, node: NodeId) -> bool {
-        self.leads[node.index()]
+    /// Whether the gradient of this node's value is needed.
+    pub(crate) fn needs_gradient(&self, node: NodeId) -> bool {
+        self.needs_gradient[node.index()]
     }
 
     /// The gradient of a node's value, if one has reached it.
@@ -355,14 +355,14 @@ impl<'g> PlanBuilder<'g> {
         self.grads[node.index()]
     }
 
-    /// Hands the norm unit with output `norm` a gradient from before the pooling.
-    pub(crate) fn give_pooled(&mut self, norm: NodeId, gradient: PooledGradient) {
-        self.pooled.push((norm, gradient));
+    /// Hands the norm unit with output `norm_output` the gradient of the pooled output.
+    pub(crate) fn give_pooled(&mut self, norm_output: NodeId, gradient: PooledGradient) {
+        self.pooled.push((norm_output, gradient));
     }
 
     /// The gradient that [`PlanBuilder::give_pooled`] handed to this unit.
-    pub(crate) fn pooled(&self, norm: NodeId) -> Option<PooledGradient> {
-        self.pooled.iter().find(|(node, _)| *node == norm).map(|(_, gradient)| *gradient)
+    pub(crate) fn pooled(&self, norm_output: NodeId) -> Option<PooledGradient> {
+        self.pooled.iter().find(|(node, _)| *node == norm_output).map(|(_, gradient)| *gradient)
     }
 
     /// Starts the backward pass: the gradient of a node's value is this one.
@@ -440,7 +440,7 @@ impl<'g> PlanBuilder<'g> {
         let mut later: Vec<(NodeId, ValueId)> = vec![];
         let mut seen: Vec<NodeId> = vec![];
         let targets = inputs.map(|input| {
-            let Some(node) = input.into().filter(|node| self.wants(*node)) else {
+            let Some(node) = input.into().filter(|node| self.needs_gradient(*node)) else {
                 return GradientTarget::NONE;
             };
             if seen.contains(&node) {
@@ -468,7 +468,7 @@ impl<'g> PlanBuilder<'g> {
         reads: &[ValueId],
         op: impl FnOnce(bool) -> T,
     ) {
-        if self.wants(input) {
+        if self.needs_gradient(input) {
             let GradientTarget { value, accumulate } = self.target(of, input);
             self.emit(op(accumulate), reads, &[value]);
         }
@@ -501,7 +501,7 @@ impl<'g> PlanBuilder<'g> {
     /// Sends `gradient` from the node `of` unchanged to its input `node`: without a copy when it is
     /// the first to arrive.
     pub(crate) fn pass_gradient(&mut self, of: NodeId, node: NodeId, gradient: ValueId) {
-        if !self.wants(node) {
+        if !self.needs_gradient(node) {
             return;
         }
         if self.grads[node.index()].is_none() {

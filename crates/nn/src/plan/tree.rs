@@ -190,7 +190,7 @@ impl Plan {
         let options = PlanOptions { mode: PlanMode::Evaluate, ..options };
         let mut b = PlanBuilder::new(graph, &layout, options);
         let mut values: Vec<ValueId> = vec![];
-        let first = b.arena(batch);
+        let reference = b.arena(batch);
         for visit in tree(graph, &fuse::units(graph, &b.options), pattern) {
             match visit {
                 TreeVisit::Compute { unit, row, inputs } => {
@@ -201,7 +201,7 @@ impl Plan {
                 }
                 TreeVisit::Score { logits, rows } => {
                     b.bind(graph.output, values[logits]);
-                    lower::train::score(&mut b, &rows, first);
+                    lower::train::score(&mut b, &rows, reference);
                 }
             }
         }

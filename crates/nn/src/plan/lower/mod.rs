@@ -26,7 +26,7 @@ pub(super) fn forward(b: &mut PlanBuilder<'_>, unit: &Unit) -> Result<Option<Emi
         Unit::Node(node) => Ok(self::node(b, *node)),
         Unit::Norm(unit) if unit.fused => fused::convolution(b, unit),
         Unit::Norm(unit) => norm::batch_norm(b, unit),
-        Unit::StraightPool { pool, norm } => Ok(pool::straight_max(b, *pool, *norm)),
+        Unit::StraightPool { pool, norm_output } => Ok(pool::straight_max(b, *pool, *norm_output)),
         Unit::Head { pool, linear } => Ok(fused::head(b, *pool, *linear)),
     }
 }

@@ -26,7 +26,7 @@ impl Pooled {
         let shape = PoolShape { input: b.shape(x), window };
         let input = b.node(x);
         let y = b.output(node);
-        let saved = b.backward() && b.wants(node);
+        let saved = b.backward() && b.needs_gradient(node);
         let positions = match (saved, shape.is_wide()) {
             (false, _) => ValueId::NONE,
             (true, false) => b.arena_bytes(shape.output().len()),

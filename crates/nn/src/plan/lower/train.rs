@@ -45,7 +45,7 @@ pub(in crate::plan) fn policy_loss(
 ) -> ValueId {
     let (value, gradient) = (b.node(b.graph.output), output_like(b));
     let (loss, rows) = (Arc::clone(loss), b.batch());
-    emit_given(b, PpoOp::Objective { loss, pass, rows }, &[value], &[gradient]);
+    emit_with_extra_inputs(b, PpoOp::Objective { loss, pass, rows }, &[value], &[gradient]);
     b.as_values(gradient)
 }
 
@@ -226,7 +226,7 @@ pub(in crate::plan) fn deliver(b: &mut PlanBuilder<'_>, draw: Option<&Arc<Sample
         None => (vec![output], 0),
         Some(sampler) => {
             let (sampler, rows) = (Arc::clone(sampler), b.batch());
-            (vec![], emit_given(b, SampleOp::Draw { sampler, rows }, &[output], &[]))
+            (vec![], emit_with_extra_inputs(b, SampleOp::Draw { sampler, rows }, &[output], &[]))
         }
     };
     results.extend(b.last_states.clone());
@@ -250,7 +250,7 @@ pub(in crate::plan) fn deliver(b: &mut PlanBuilder<'_>, draw: Option<&Arc<Sample
 
 /// Emits a step that also reads the inputs after the graph's and writes the first outputs; returns
 /// the number of these outputs.
-fn emit_given(
+fn emit_with_extra_inputs(
     b: &mut PlanBuilder<'_>,
     op: impl Into<ops::StepOp>,
     reads: &[ValueId],
