@@ -198,13 +198,13 @@ pub fn batch_norm_act_forward(
 
 /// Gradients of [`batch_norm_act_forward`] in training, except of the raw input: with `dz` the
 /// gradient routed back through pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W,
-/// adds `dγ = Σ dz·x̂` and `dβ = Σ dz` to the gradients of γ and β, in this order. Writes the
-/// coefficients of [`batch_norm_input_gradient`], `[3][C]`.
+/// adds `dγ = Σ dz·x̂` and `dβ = Σ dz` to `gradients`, which are those of γ and β, in this order.
+/// Writes the coefficients of [`batch_norm_input_gradient`], `[3][C]`.
 pub fn batch_norm_gradient_sums(
     isa: Isa,
     shape: &BatchShape,
     of: &BatchNormBackward<'_>,
-    [dgamma, dbeta]: [&mut [f32]; 2],
+    gradients: [&mut [f32]; 2],
     coefficients: &mut [f32],
     scratch: &mut [f32],
 ) {
@@ -227,7 +227,7 @@ pub fn batch_norm_gradient_sums(
         }
     });
     let sums = GradientTotals { parts: totals, scaled: by_output };
-    finish_gradient_sums(shape, &of.forward, sums, [dgamma, dbeta], coefficients);
+    finish_gradient_sums(shape, &of.forward, sums, gradients, coefficients);
 }
 
 /// Number of images of a part of the batch: [`batch_norm_gradient_sums`] adds the terms of a part
