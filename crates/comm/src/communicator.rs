@@ -130,8 +130,8 @@ impl Communicator {
     /// the rank.
     ///
     /// Dropping the communicator waits until the devices of all ranks have ended their exchanges
-    /// with this rank, at most for the deadline and ten seconds; for six seconds if a rank was lost
-    /// or this rank panics. It does not wait for calls of other ranks.
+    /// with this rank, at most for the deadline plus ten seconds, or for six seconds if a rank was
+    /// lost or this rank panics. It does not wait for calls of other ranks.
     ///
     /// # Errors
     /// [`Error::Device`] without NCCL, with a version that is too old, or without the feature

@@ -45,12 +45,12 @@ pub enum Residency {
 
 /// The samples of a dataset, as they are stored.
 pub(crate) enum StoredSamples {
-    /// u8 or f32, (N, C, H, W), channels last.
+    /// A [`StoredType`], (N, C, H, W), channels last.
     Resident(Tensor),
-    /// As resident, and normalised.
+    /// Normalised f32, (N, C, H, W), channels last.
     Normalized(Tensor),
-    /// The bytes of u8 or f32, NHWC.
-    Spooled(Arc<MappedFile>),
+    /// The bytes of a [`StoredType`], NHWC.
+    Streamed(Arc<MappedFile>),
 }
 
 /// One split of a dataset, ready for gathering. [`crate::cache::load`] returns one shared copy to
@@ -175,7 +175,7 @@ impl Dataset {
         let mut targets = StoredTargets::with_capacity(layout.target_form(), layout.len(split));
         let samples = match residency {
             Residency::Streamed => {
-                StoredSamples::Spooled(Arc::new(spool::write(files, split, &mut targets)?))
+                StoredSamples::Streamed(Arc::new(spool::write(files, split, &mut targets)?))
             }
             Residency::ResidentF32 if is_normalized_at_load(layout) => {
                 StoredSamples::Normalized(load_normalized(&stream, files, split, &mut targets)?)
@@ -238,7 +238,7 @@ impl Dataset {
     pub fn resident(&self) -> Option<&Tensor> {
         match &self.samples {
             StoredSamples::Resident(samples) | StoredSamples::Normalized(samples) => Some(samples),
-            StoredSamples::Spooled(_) => None,
+            StoredSamples::Streamed(_) => None,
         }
     }
 
@@ -288,7 +288,7 @@ impl Dataset {
         }
         read_back(&[&self.targets])?.iter().for_each(|bytes| crc.update(bytes));
         match &self.samples {
-            StoredSamples::Spooled(file) => {
+            StoredSamples::Streamed(file) => {
                 let pieces = file.as_bytes().chunks(CHECKSUM_PIECE);
                 pieces.for_each(|piece| crc.update(&stored.widened(piece)));
             }

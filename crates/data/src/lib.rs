@@ -1,9 +1,10 @@
 //! Datasets on disk, one resident copy on a device, and gathered batches.
 //!
 //! The path of a batch: [`DatasetFiles`] finds and checks files; [`cache::load`] decodes a split
-//! once and stores it on a device as bytes, NHWC; [`GatherBatches`] selects the samples given by
-//! [`order`], augments and normalises them in one pass on each env's own stream. Ids in
-//! parentheses, such as (D1), are rows of `docs/requirements.md`.
+//! once and stores it, on a device or in a file of the host ([`Residency`]), NHWC;
+//! [`GatherBatches`] selects the samples given by [`order`], augments and normalises them in one
+//! pass on each env's own stream. Ids in parentheses, such as (D1), are rows of
+//! `docs/requirements.md`.
 //!
 //! ```
 //! use meristem_data::{DatasetSpec, GatherBatches, GatherConfig, Residency, Split, cache};

@@ -3,9 +3,10 @@
 //! A [`Device`] runs kernels on ordered asynchronous queues, its [`Stream`]s. A [`Tensor`] is
 //! memory that belongs to a stream; a kernel accesses it only through a [`Launch`] on that stream.
 //! The waits between launches follow from what they read and write, so a race or a use after free
-//! cannot be written with this API (S1, S2): there is no host pointer to device memory. With
-//! `MERISTEM_SANITIZE=1` a race sanitizer checks this (S3). Ids such as (S1) are rows of
-//! `docs/requirements.md`.
+//! cannot be written with the safe code of this API (S1, S2). [`Tensor::lend`] and
+//! [`Tensor::lend_on_device`] give out addresses; ordering accesses by them is the caller's task.
+//! With `MERISTEM_SANITIZE=1` or [`DeviceOptions::sanitize`] a race sanitizer checks launches (S3).
+//! Ids such as (S1) are rows of `docs/requirements.md`.
 //!
 //! ```
 //! use meristem_device::{DType, Device, DeviceId, DeviceOptions, Owner, Tensor};
@@ -39,10 +40,11 @@
 //! - `handles`: the user's interface.
 //!
 //! Unsafe code is in `execution` (`host_block` allocates memory, `args` gives kernels slices of it,
-//! `parts` lends a kernel's closure to other workers, `cuda` calls the driver) and, for a few calls
-//! each, in `memory::handle`, `handles::host_buffer`, `MappedFile`, `isa` and `simd`. All locks,
-//! and all atomics that order memory, come from `ground::sync`, where `model` replaces them by a
-//! model checker's.
+//! `parts` lends a kernel's closure to other workers, `transfer` copies from memory of other
+//! libraries, `cuda` calls the driver) and, for a few calls each, in `memory::handle`,
+//! `handles::{host_buffer, stream, transfer}`, `MappedFile`, `isa` and `simd`. All locks, and all
+//! atomics that order memory, come from `ground::sync`, where `model` replaces them by a model
+//! checker's.
 
 mod execution;
 mod ground;

@@ -1,4 +1,4 @@
-//! Kernels of the processor: pure functions over slices, for every instruction set. They run on the
+//! Kernels of the CPU: pure functions over slices, for every instruction set. They run on the
 //! calling thread; kernels that work in [`parts`] also run on idle workers of its device.
 //!
 //! `meristem-nn` re-exports this crate as `meristem_nn::kernels`. It is a crate because its code is
@@ -15,8 +15,8 @@
 //! lanes that start as zeros stay zeros under every optimiser.
 //!
 //! # Conventions
-//! - Every kernel takes an [`Isa`] first and behaves the same for each, up to rounding. A result
-//!   depends only on the arguments and the instruction set.
+//! - A kernel with code for each instruction set takes an [`Isa`] first and behaves the same for
+//!   each, up to rounding. A result depends only on the arguments and the instruction set.
 //! - An operand that is absent is an empty slice: a bias, a gradient that is not wanted.
 //! - A gradient with respect to an activation goes to a [`GradOut`]: overwritten or added to.
 //!   A gradient with respect to a parameter is always added to.
@@ -26,7 +26,7 @@
 //! - `scratch` is memory with unspecified contents before and after; its length comes from
 //!   `scratch_len`. Kernels allocate only the scratch of their parts, which a thread keeps at the
 //!   largest size that was needed.
-//! - Slices that start on 64-byte boundaries are faster; none must.
+//! - Slices need not be aligned; slices that start on 64-byte boundaries are faster.
 
 // Loops over lanes index several arrays at once, which reads better than zipped iterators.
 #![allow(clippy::needless_range_loop)]

@@ -6,8 +6,8 @@
 //! C[r·c_step + c] (+)= bias[c] + Σ_k A[rows(r) + depth(k)] · B[k][c]
 //! ```
 //! where `rows` and `depth` are three nested loops each ([`Nest`]), so that windows of an image are
-//! read in place. Rows of C may be apart in the same way (`c_runs`). In [`FactorLayout::Lanes`]
-//! (depthwise) A has a value per column, too: `A[… + c]`.
+//! read in place. Rows of C may be strided by the outer loops of `rows`, too (`c_runs`). In
+//! [`FactorLayout::Lanes`] (depthwise) A has a value per column, too: `A[… + c]`.
 //!
 //! # Method
 //! C is cut into tiles of P rows × V vectors of columns. The P·V sums of a tile stay in registers

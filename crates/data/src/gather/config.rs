@@ -37,8 +37,8 @@ pub struct GatherConfig {
     pub batch_per_env: usize,
     /// The device of each env, in env order; at least one.
     pub devices: Vec<DeviceId>,
-    /// The device whose order of samples all envs have, wherever they are; `None` for the order of
-    /// their own devices.
+    /// Draws the order of samples of all envs as if they were on this device; `None`: as on their
+    /// own devices.
     pub ordered_as: Option<DeviceId>,
     /// Ranks of the envs, see [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for
     /// the order of the envs.
@@ -147,6 +147,11 @@ pub(super) fn check_config(
         return wrong("served", expected, format!("{served:?}"), "leave it out to serve all envs");
     }
     if served.len() != streams.len() {
+        if config.served.is_some() {
+            let expected = format!("one for each of the {} served envs", served.len());
+            let got = format!("{} streams", streams.len());
+            return wrong("streams", expected, got, "give one stream for each served env");
+        }
         let expected = format!("one for each of the {} envs", streams.len());
         let got = format!("{} devices", served.len());
         return wrong("devices", expected, got, "give as many devices as env streams");

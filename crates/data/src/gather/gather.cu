@@ -74,7 +74,7 @@ __device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
 
 // Bytes are normalised here; the floats of `gather_floats` were normalised when they were stored.
 // Black is byte 0, whose normalised value is the shift. If the shift is −0, a byte gives 0, and
-// among floats black is −0, as on the processor.
+// among floats black is −0, as on the CPU.
 __device__ float normalized(u8 stored, float scale, float shift) {
     return (float)stored * scale + shift;
 }
@@ -187,10 +187,11 @@ __device__ void gather(Span<const T> images, Span<const Y> stored, Span<const u3
     }
 }
 
+// Samples of 1 to 4 channels, with their constants among the kernel's values.
 template <class T, class Y>
-__device__ void gather_any(Span<const T> images, Span<const Y> stored, Span<const u32> samples,
-                           Span<float> inputs, Span<Y> targets, Span<const u32> epoch,
-                           const Values& v) {
+__device__ void gather_few_channels(Span<const T> images, Span<const Y> stored,
+                                    Span<const u32> samples, Span<float> inputs, Span<Y> targets,
+                                    Span<const u32> epoch, const Values& v) {
     switch (v.channels) {
         case 1: return gather(images, stored, samples, inputs, targets, epoch, v, Few<1, T>{v});
         case 2: return gather(images, stored, samples, inputs, targets, epoch, v, Few<2, T>{v});
@@ -199,13 +200,13 @@ __device__ void gather_any(Span<const T> images, Span<const Y> stored, Span<cons
     }
 }
 
-// Targets that are classes.
+// Targets that are classes. Floats are normalised already (`StoredValues::Normalized`).
 extern "C" __global__ void __launch_bounds__(256, 4)
     gather_bytes(Span<const u8> images, Span<const u32> stored, Span<const u32> samples,
                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                  const __grid_constant__ Values values) {
     locate(images, stored, samples, inputs, targets, epoch);
-    gather_any(images, stored, samples, inputs, targets, epoch, values);
+    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
@@ -213,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                   Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                   const __grid_constant__ Values values) {
     locate(images, stored, samples, inputs, targets, epoch);
-    gather_any(images, stored, samples, inputs, targets, epoch, values);
+    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
 }
 
 // Targets that are labels or numbers.
@@ -222,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                            Span<float> inputs, Span<float> targets, Span<const u32> epoch,
                            const __grid_constant__ Values values) {
     locate(images, stored, samples, inputs, targets, epoch);
-    gather_any(images, stored, samples, inputs, targets, epoch, values);
+    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
@@ -230,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                             Span<const u32> samples, Span<float> inputs, Span<float> targets,
                             Span<const u32> epoch, const __grid_constant__ Values values) {
     locate(images, stored, samples, inputs, targets, epoch);
-    gather_any(images, stored, samples, inputs, targets, epoch, values);
+    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
 }
 
 // Samples with a table of constants: of type T, with targets of type Y.

@@ -27,13 +27,15 @@ const INPUTS: Operand = Operand::write::<f32>();
 const EPOCH: Operand = Operand::read::<u32>();
 const CONSTANTS: Operand = Operand::read::<f32>();
 
-/// The kernels for one type of targets.
+/// The kernels for one type of targets, each for the [`StoredValues`] of its name.
 struct Kernels {
     bytes: Kernel,
     many_bytes: Kernel,
     integers: Kernel,
     halves: Kernel,
+    /// `gather_raw_floats`.
     floats: Kernel,
+    /// `gather_floats`.
     normalized: Kernel,
 }
 
@@ -44,7 +46,7 @@ macro_rules! kernels {
             Kernel { source: &SOURCE, entry, operands, values: size_of::<GpuValues>() }
         }
         /// Targets of the whole dataset, and targets of the batch.
-        const STORED: Operand = Operand::read::<$target>();
+        const ALL_TARGETS: Operand = Operand::read::<$target>();
         const TARGETS: Operand = Operand::write::<$target>();
         const BYTES: Operand = Operand::read::<u8>();
         const INTEGERS: Operand = Operand::read::<i16>();
@@ -53,27 +55,27 @@ macro_rules! kernels {
         Kernels {
             bytes: kernel(
                 concat!("gather_bytes", $suffix),
-                &[BYTES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH],
+                &[BYTES, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH],
             ),
             many_bytes: kernel(
                 concat!("gather_many_bytes", $suffix),
-                &[BYTES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+                &[BYTES, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             integers: kernel(
                 concat!("gather_integers", $suffix),
-                &[INTEGERS, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+                &[INTEGERS, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             halves: kernel(
                 concat!("gather_halves", $suffix),
-                &[HALVES, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+                &[HALVES, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             floats: kernel(
                 concat!("gather_raw_floats", $suffix),
-                &[FLOATS, STORED, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
+                &[FLOATS, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             normalized: kernel(
                 concat!("gather_floats", $suffix),
-                &[FLOATS, STORED, SAMPLES, INPUTS, TARGETS, EPOCH],
+                &[FLOATS, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH],
             ),
         }
     }};

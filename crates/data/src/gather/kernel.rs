@@ -217,16 +217,16 @@ impl GatherKernel {
         let inputs = args.write::<f32>(3);
         match self.targets {
             TargetForm { kind: TargetKind::Classes, .. } => {
-                let labels = args.read::<u32>(1);
+                let classes = args.read::<u32>(1);
                 for (target, sample) in args.write::<u32>(4).iter_mut().zip(samples) {
-                    *target = labels[*sample as usize];
+                    *target = classes[*sample as usize];
                 }
             }
             TargetForm { kind: TargetKind::Labels | TargetKind::Numbers, width } => {
-                let stored = args.read::<f32>(1);
+                let all_targets = args.read::<f32>(1);
                 let targets = args.write::<f32>(4).chunks_exact_mut(width);
                 for (target, sample) in targets.zip(samples) {
-                    target.copy_from_slice(&stored[*sample as usize * width..][..width]);
+                    target.copy_from_slice(&all_targets[*sample as usize * width..][..width]);
                 }
             }
         }
@@ -235,15 +235,23 @@ impl GatherKernel {
         match storage.values {
             StoredValues::Bytes => vectorize(
                 isa,
-                VectorizedGather { pick, by: &self.blocks, stored: args.read::<u8>(0), inputs },
+                VectorizedGather {
+                    pick,
+                    conversion: &self.blocks,
+                    stored: args.read::<u8>(0),
+                    inputs,
+                },
             ),
             StoredValues::ManyBytes => self.run_by_table::<u8>(args, pick, inputs),
             StoredValues::Integers => self.run_by_table::<i16>(args, pick, inputs),
             StoredValues::Halves => self.run_by_table::<f16>(args, pick, inputs),
             StoredValues::Floats => self.run_by_table::<f32>(args, pick, inputs),
             StoredValues::Normalized => {
-                let by = &Normalized(&self.blocks);
-                vectorize(isa, VectorizedGather { pick, by, stored: args.read::<f32>(0), inputs })
+                let conversion = &Normalized(&self.blocks);
+                vectorize(
+                    isa,
+                    VectorizedGather { pick, conversion, stored: args.read::<f32>(0), inputs },
+                )
             }
         }
     }
@@ -254,29 +262,33 @@ impl GatherKernel {
         pick: PickedSamples<'_>,
         inputs: &mut [f32],
     ) {
-        let by = &ByTable::<V>::new(&self.table);
-        vectorize(args.isa(), VectorizedGather { pick, by, stored: args.read::<V>(0), inputs })
+        let conversion = &ByTable::<V>::new(&self.table);
+        vectorize(
+            args.isa(),
+            VectorizedGather { pick, conversion, stored: args.read::<V>(0), inputs },
+        )
     }
 }
 
 /// Writer of augmented images.
 struct Augmenter<'a, C: Conversion> {
     shape: SampleShape,
-    by: &'a C,
+    conversion: &'a C,
     /// Scratch memory for one row.
     line: Vec<C::Stored>,
 }
 
 impl<'a, C: Conversion> Augmenter<'a, C> {
-    fn new(shape: SampleShape, by: &'a C) -> Self {
-        Self { shape, by, line: vec![C::Stored::zeroed(); shape.width * shape.channels] }
+    fn new(shape: SampleShape, conversion: &'a C) -> Self {
+        Self { shape, conversion, line: vec![C::Stored::zeroed(); shape.width * shape.channels] }
     }
 
     /// Writes one augmented image to `values`, row by row. `next` is the image of the next sample,
     /// to prefetch.
     #[inline(always)]
     fn write(&mut self, draw: &AugmentDraw, [image, next]: [&[C::Stored]; 2], values: &mut [f32]) {
-        let Self { shape: SampleShape { channels, height, width }, by, ref mut line } = *self;
+        let Self { shape: SampleShape { channels, height, width }, conversion, ref mut line } =
+            *self;
         let row = width * channels;
         let columns = columns_inside(draw.left, width);
         let first = (columns.start as isize + draw.left) as usize * channels;
@@ -286,16 +298,16 @@ impl<'a, C: Conversion> Augmenter<'a, C> {
             let source = y as isize + draw.top;
             if (0..height as isize).contains(&source) {
                 let place = source as usize * row + first;
-                by.blacken(&mut line[..start]);
+                conversion.blacken(&mut line[..start]);
                 line[start..end].copy_from_slice(&image[place..place + end - start]);
-                by.blacken(&mut line[end..]);
+                conversion.blacken(&mut line[end..]);
                 if draw.flip {
                     reverse_pixels(line, channels);
                 }
             } else {
-                by.blacken(line);
+                conversion.blacken(line);
             }
-            by.normalize(line, values, next);
+            conversion.normalize(line, values, next);
             if draw.cut_rows.contains(&y) {
                 let cut = &draw.cut_columns;
                 values[cut.start * channels..cut.end * channels].fill(0.0);
@@ -339,11 +351,11 @@ struct PickedSamples<'a> {
 impl PickedSamples<'_> {
     /// Gathers the samples from `stored` to `inputs`.
     #[inline(always)]
-    fn gather<C: Conversion>(&self, by: &C, stored: &[C::Stored], inputs: &mut [f32]) {
+    fn gather<C: Conversion>(&self, conversion: &C, stored: &[C::Stored], inputs: &mut [f32]) {
         let (shape, EpochAugment { augment, seed, epoch }) =
             (&self.kernel.shape, self.epoch_augment);
         let size = shape.numel();
-        let mut augmenter = Augmenter::new(*shape, by);
+        let mut augmenter = Augmenter::new(*shape, conversion);
         let sample_at = |i: usize| {
             let place = if self.staged { i } else { self.samples[i] as usize };
             &stored[place * size..(place + 1) * size]
@@ -355,7 +367,7 @@ impl PickedSamples<'_> {
             // Samples are drawn at random: without prefetching, each one begins with a cache miss.
             let [own, next] = [sample_at(i), sample_at(last.min(i + 1))];
             if augment == Augment::NONE {
-                by.normalize(own, values, next);
+                conversion.normalize(own, values, next);
             } else {
                 let draw = augment.draw(*shape, seed, epoch, *sample);
                 augmenter.write(&draw, [own, next], values);
@@ -367,7 +379,7 @@ impl PickedSamples<'_> {
 /// A call of [`PickedSamples::gather`], compiled for the device's instruction set.
 struct VectorizedGather<'a, C: Conversion> {
     pick: PickedSamples<'a>,
-    by: &'a C,
+    conversion: &'a C,
     stored: &'a [C::Stored],
     inputs: &'a mut [f32],
 }
@@ -377,6 +389,6 @@ impl<C: Conversion> Vectorized for VectorizedGather<'_, C> {
 
     #[inline(always)]
     fn run(self) {
-        self.pick.gather(self.by, self.stored, self.inputs);
+        self.pick.gather(self.conversion, self.stored, self.inputs);
     }
 }

@@ -18,7 +18,9 @@ pub(super) struct SampleList {
     pub(super) file: Arc<MappedFile>,
     /// Bytes of one sample.
     pub(super) sample_bytes: usize,
+    /// All permutations of the device.
     pub(super) permutation: Arc<Indices>,
+    /// Places of the samples in `permutation`.
     pub(super) part: Range<usize>,
 }
 
@@ -64,7 +66,10 @@ impl Job {
         let filled = catch_unwind(AssertUnwindSafe(|| samples.copy(buffer.bytes())));
         let result = filled.map(|()| buffer).map_err(|panic| {
             let (part, text) = (&samples.part, text_of(&*panic));
-            format!("panicked at places {part:?} of an epoch: {text}; please report this defect")
+            format!(
+                "panicked at places {part:?} of the device's permutations: {text}; please report \
+                 this defect"
+            )
         });
         // A batch that nobody waits for any more is dropped.
         let _ = to.send(result);

@@ -32,7 +32,7 @@ use crate::shape::InputKind;
 /// after all handles are dropped, in stream order, so kernels in flight are safe.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// Index of the env.
+    /// Number of the env, among all envs.
     pub env: usize,
     /// f32 (N, C, H, W), channels last, on the env's stream.
     pub inputs: Tensor,
@@ -63,8 +63,13 @@ struct ServedEnv {
     ring: Ring,
 }
 
-/// Serves every env from one copy of the dataset per device, in the order of [`crate::order`]. No
-/// call waits for a device.
+/// Serves every env from one copy of the dataset per device, in the order of [`crate::order`].
+/// Taking batches does not wait for a device, except for streamed samples on a CUDA device (see
+/// [`GatherBatches::next`]). [`GatherBatches::new`] may wait for the compilation of kernels, and
+/// each allocation may wait if the memory limit is reached.
+///
+/// A method's parameter `env` is the number of an env among all envs, and `index` its position
+/// among the envs that are served.
 pub struct GatherBatches {
     order: EpochOrder,
     kernel: Arc<GatherKernel>,
@@ -77,7 +82,8 @@ pub struct GatherBatches {
     selected: Vec<usize>,
     /// Whether an epoch is in progress.
     is_started: bool,
-    batch: usize,
+    /// Index in the epoch of the batch that [`GatherBatches::next`] returns.
+    next_batch: usize,
     /// Number of samples in the dataset.
     samples: usize,
 }
@@ -127,14 +133,15 @@ impl GatherBatches {
             })
             .collect::<Result<Vec<_>>>()?;
         let mut loader = None;
-        let envs = streams.iter().enumerate().map(|(env, stream)| {
+        let envs = streams.iter().enumerate().map(|(index, stream)| {
+            let env = first_env + index;
             let dataset = dataset_on(datasets, stream.device())?;
             let device = devices.iter().position(|(device, _)| device == stream.device());
             let device = device.unwrap_or(0);
-            let permutation = order.permutation_of(first_env + env);
+            let permutation = order.permutation_of(env);
             let sets = permutations[device].on(stream)?;
-            let capacity = order.part_max(first_env + env);
-            let own = config.own.as_ref().map(|own| own[first_env + env]);
+            let capacity = order.part_max(env);
+            let own = config.own.as_ref().map(|own| own[env]);
             let (samples, storage) = env_samples(dataset, stream, capacity, &mut loader)?;
             Ok(ServedEnv {
                 stream: stream.clone(),
@@ -156,7 +163,7 @@ impl GatherBatches {
         let forms = (shape, targets);
         let kernel = Arc::new(GatherKernel::new(forms, &constants));
         let gpu = GpuGather::new(forms, &constants);
-        let (selected, is_started, batch) = (vec![], false, 0);
+        let (selected, is_started, next_batch) = (vec![], false, 0);
         let samples = datasets[0].len();
         let mut gather = Self {
             order,
@@ -167,7 +174,7 @@ impl GatherBatches {
             envs,
             selected,
             is_started,
-            batch,
+            next_batch,
             samples,
         };
         let selected = config.selected.as_ref();
@@ -175,8 +182,9 @@ impl GatherBatches {
         Ok(gather)
     }
 
-    /// Gives another batch, seed or augmentation to an env, from the next [`Self::start_epoch`] on.
-    /// `env` is one of those that are served. Allocates its buffers again if its batch differs.
+    /// Sets the batch size, seed and augmentation of an env, which is one of those that are served.
+    /// Ends the current epoch of all envs: call [`Self::start_epoch`] before [`Self::next`].
+    /// Allocates the env's buffers again if its batch size differs.
     ///
     /// # Errors
     /// [`Error::Argument`] for options that do not fit; out of memory.
@@ -192,9 +200,9 @@ impl GatherBatches {
         self.resize(env)
     }
 
-    /// Gives other samples to an env, as indices of the dataset, from the next
-    /// [`Self::start_epoch`] on. `env` is one of those that are served. Allocates its buffers and
-    /// the permutations of its device again.
+    /// Gives other samples, as indices of the dataset, to an env, which is one of those that are
+    /// served. Ends the current epoch of all envs: call [`Self::start_epoch`] before
+    /// [`Self::next`]. Allocates the env's buffers and the permutations of its device again.
     ///
     /// # Errors
     /// [`Error::Argument`] for an index that the dataset does not have, and with
@@ -221,19 +229,20 @@ impl GatherBatches {
         self.resize(env)
     }
 
-    /// Allocates the buffers of an env for batches of its size.
+    /// Allocates the buffers of the env with number `env` for batches of its size.
     fn resize(&mut self, env: usize) -> Result<()> {
         let served = &mut self.envs[env - self.first_env];
         let capacity = self.order.part_max(env);
-        if let EnvSamples::Staged(stage) = &mut served.samples {
+        if let EnvSamples::Streamed(stage) = &mut served.samples {
             stage.resize(&served.stream, capacity)?;
         }
         served.ring.resize(capacity)
     }
 
-    /// Gives batches only to the envs that `is_selected` selects by number, from the next
-    /// [`Self::start_epoch`] on. Their samples are as before. Allocates the rings of envs that
-    /// were not selected, and frees the rings of all others.
+    /// Gives batches only to the envs that `is_selected` selects by number. Their samples are as
+    /// before. Ends the current epoch: call [`Self::start_epoch`] before [`Self::next`]. Allocates
+    /// the rings of envs that were not selected before, and frees the rings of envs that are no
+    /// longer selected.
     ///
     /// # Errors
     /// Out of memory.
@@ -241,17 +250,17 @@ impl GatherBatches {
         self.is_started = false;
         self.selected.clear();
         let mut is_drawn = vec![false; self.order.permutations()];
-        for (env, served) in self.envs.iter_mut().enumerate() {
-            let number = self.first_env + env;
-            if is_selected(number) {
-                self.selected.push(env);
-                is_drawn[self.order.permutation_of(number)] = true;
+        for (index, served) in self.envs.iter_mut().enumerate() {
+            let env = self.first_env + index;
+            if is_selected(env) {
+                self.selected.push(index);
+                is_drawn[self.order.permutation_of(env)] = true;
             } else {
                 served.ring.free();
             }
         }
         self.permutations.iter_mut().for_each(|permutations| permutations.select(&is_drawn));
-        self.selected.iter().try_for_each(|env| self.envs[*env].ring.allocate())
+        self.selected.iter().try_for_each(|index| self.envs[*index].ring.allocate())
     }
 
     /// Batches in an epoch.
@@ -278,7 +287,7 @@ impl GatherBatches {
     /// batches of an epoch are taken. Resident samples are not copied. With streamed samples the
     /// next batch is copied ahead, so the number is one more than `batches`, at most [`Self::len`].
     pub fn uploads(&self, batches: usize) -> u64 {
-        let streamed = self.envs.iter().any(|env| matches!(env.samples, EnvSamples::Staged(_)));
+        let streamed = self.envs.iter().any(|env| matches!(env.samples, EnvSamples::Streamed(_)));
         if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
     }
 
@@ -300,17 +309,17 @@ impl GatherBatches {
     /// As [`Self::start_epoch`].
     pub fn start_epochs(&mut self, epoch: impl Fn(usize) -> u64) -> Result<()> {
         self.is_started = false;
-        let mut of_permutations = vec![0; self.order.permutations()];
-        for &env in &self.selected {
-            let number = self.first_env + env;
-            of_permutations[self.order.permutation_of(number)] = epoch(number);
+        let mut epoch_of_permutation = vec![0; self.order.permutations()];
+        for &index in &self.selected {
+            let env = self.first_env + index;
+            epoch_of_permutation[self.order.permutation_of(env)] = epoch(env);
         }
-        for &env in &self.selected {
-            let permutation = self.order.permutation_of(self.first_env + env);
-            self.envs[env].epoch = of_permutations[permutation];
+        for &index in &self.selected {
+            let permutation = self.order.permutation_of(self.first_env + index);
+            self.envs[index].epoch = epoch_of_permutation[permutation];
         }
         for permutations in &mut self.permutations {
-            permutations.start(&self.order, &of_permutations)?;
+            permutations.start(&self.order, &epoch_of_permutation)?;
         }
         // The loader gets the first batches of all envs before the second batch of any.
         for nth in 0..self.selected.len() {
@@ -319,13 +328,13 @@ impl GatherBatches {
         for nth in 0..self.selected.len() {
             self.stage(self.selected[nth], 0)?;
         }
-        (self.is_started, self.batch) = (true, 0);
+        (self.is_started, self.next_batch) = (true, 0);
         Ok(())
     }
 
-    /// The next batch of each env that is served, in env order; `None` at the end of the epoch.
+    /// The next batch of each env that is selected, in env order; `None` at the end of the epoch.
     /// Envs without samples in the batch are left out. They are always the last ones, unless envs
-    /// have different subsets; then they may be any envs, and a batch may be empty.
+    /// have different subsets; then they may be any envs, and the list may be empty.
     ///
     /// Enqueues the gathers, and with streamed samples a copy of the batch after this one for each
     /// env, which is counted. Does not wait for the device, with one exception: for streamed
@@ -334,8 +343,9 @@ impl GatherBatches {
     /// Such a wait counts as a synchronisation.
     ///
     /// # Errors
-    /// [`Error::EpochNotStarted`] before the first [`Self::start_epoch`]; device errors, which end
-    /// the epoch: some envs may be a batch ahead of others then.
+    /// [`Error::EpochNotStarted`] if no epoch is in progress: before [`Self::start_epoch`], after
+    /// [`Self::set`], [`Self::set_samples`] or [`Self::select`], and after an error. Device errors,
+    /// which end the epoch: some envs may be a batch ahead of others then.
     #[expect(clippy::should_implement_trait, reason = "fallible: an Iterator would hide that")]
     pub fn next(&mut self) -> Result<Option<Vec<Batch>>> {
         if !self.is_started {
@@ -345,21 +355,21 @@ impl GatherBatches {
     }
 
     fn next_of_epoch(&mut self) -> Result<Option<Vec<Batch>>> {
-        if self.batch == self.order.batches() {
+        if self.next_batch == self.order.batches() {
             return Ok(None);
         }
         let mut batches = Vec::with_capacity(self.selected.len());
         let mut samples = Vec::with_capacity(self.selected.len());
-        for &env in &self.selected {
-            let part = self.places(env, self.batch);
+        for &index in &self.selected {
+            let part = self.places(index, self.next_batch);
             if part.is_empty() {
                 continue;
             }
-            let ServedEnv { ring, permutations, device, .. } = &mut self.envs[env];
+            let ServedEnv { ring, permutations, device, .. } = &mut self.envs[index];
             let (inputs, targets) = ring.take(part.len())?;
             let permutation = &permutations[self.permutations[*device].turn()];
             samples.push(permutation.view(part.start, [part.len()])?);
-            batches.push(Batch { env: self.first_env + env, inputs, targets });
+            batches.push(Batch { env: self.first_env + index, inputs, targets });
         }
         let mut launches = Launches::default();
         for (batch, samples) in batches.iter().zip(&samples) {
@@ -368,36 +378,38 @@ impl GatherBatches {
         }
         launches.run()?;
         for batch in &batches {
-            self.stage(batch.env - self.first_env, self.batch + 1)?;
+            self.stage(batch.env - self.first_env, self.next_batch + 1)?;
         }
-        self.batch += 1;
+        self.next_batch += 1;
         Ok(Some(batches))
     }
 
     /// Adds the gather of an env's batch to `launches`, which run the gathers of all envs.
     fn gather<'a>(
         &'a self,
-        env: &'a ServedEnv,
-        Batch { env: index, inputs, targets }: &'a Batch,
-        samples: &'a Tensor,
+        served: &'a ServedEnv,
+        Batch { env, inputs, targets }: &'a Batch,
+        sample_indices: &'a Tensor,
         launches: &mut Launches<'a>,
     ) -> Result<()> {
         debug_assert!(
-            self.is_a_batch(index - self.first_env, inputs, targets),
+            self.is_a_batch(env - self.first_env, inputs, targets),
             "gather: {inputs:?}, {targets:?}"
         );
-        let stored = match &env.samples {
+        let stored = match &served.samples {
             EnvSamples::Resident(samples) => samples,
-            EnvSamples::Staged(stage) => stage.filled(),
+            EnvSamples::Streamed(stage) => stage.filled(),
         };
-        let epoch_words = &env.epochs[self.permutations[env.device].turn()];
-        let (kernel, storage) = (self.kernel.clone(), env.storage);
-        let seed = self.order.own(*index).seed;
-        let epoch_augment = EpochAugment { augment: env.augment, seed, epoch: env.epoch };
-        let lens = [stored, &env.targets, samples, inputs, targets, epoch_words].map(Tensor::numel);
-        let launch = env.stream.launch("gather").read(stored).read(&env.targets).read(samples);
-        let launch = launch.write(inputs).write(targets).read(epoch_words);
-        let launch = match &env.constants {
+        let all_targets = &served.targets;
+        let epoch_words = &served.epochs[self.permutations[served.device].turn()];
+        let (kernel, storage) = (self.kernel.clone(), served.storage);
+        let seed = self.order.own(*env).seed;
+        let epoch_augment = EpochAugment { augment: served.augment, seed, epoch: served.epoch };
+        let tensors = [stored, all_targets, sample_indices, inputs, targets, epoch_words];
+        let lens = tensors.map(Tensor::numel);
+        let launch = served.stream.launch("gather").read(stored).read(all_targets);
+        let launch = launch.read(sample_indices).write(inputs).write(targets).read(epoch_words);
+        let launch = match &served.constants {
             Some(constants) => launch.read(constants),
             None => launch,
         };
@@ -405,56 +417,56 @@ impl GatherBatches {
         Ok(launch.add(launches, move |args| kernel.run(args, storage, epoch_augment))?)
     }
 
-    /// Range in the tensor of the device's permutations that `env` gets in `batch`.
-    fn places(&self, env: usize, batch: usize) -> Range<usize> {
-        let part = self.order.part(batch, self.first_env + env);
-        let first = self.envs[env].first;
+    /// Range in the tensor of the device's permutations that the env at `index` gets in `batch`.
+    fn places(&self, index: usize, batch: usize) -> Range<usize> {
+        let part = self.order.part(batch, self.first_env + index);
+        let first = self.envs[index].first;
         first + part.start..first + part.end
     }
 
     /// Whether the tensors have the shapes and types that [`Batch`] promises (V1).
-    fn is_a_batch(&self, env: usize, inputs: &Tensor, targets: &Tensor) -> bool {
-        let expect = || Expect::stream(&self.envs[env].stream);
-        let part = self.order.part(self.batch, self.first_env + env).len();
-        let dims = self.envs[env].ring.shape().batch(part);
+    fn is_a_batch(&self, index: usize, inputs: &Tensor, targets: &Tensor) -> bool {
+        let expect = || Expect::stream(&self.envs[index].stream);
+        let part = self.order.part(self.next_batch, self.first_env + index).len();
+        let dims = self.envs[index].ring.shape().batch(part);
         let inputs = expect()
             .dtype(DType::F32)
             .shape(dims)
             .channels_last()
             .check("gather", "inputs", inputs);
         let form = self.kernel.targets;
-        let of_targets = expect().dtype(form.dtype()).shape(form.batch(part).dims().to_vec());
-        let targets = of_targets.check("gather", "targets", targets);
+        let expected = expect().dtype(form.dtype()).shape(form.batch(part).dims().to_vec());
+        let targets = expected.check("gather", "targets", targets);
         inputs.and(targets).is_ok()
     }
 
-    /// Begins to copy `batch` of an env to the device, and to load the next one into host memory,
-    /// if its samples are streamed and the batches exist.
-    fn stage(&mut self, env: usize, batch: usize) -> Result<()> {
-        if let Some((stage, permutation, part)) = self.streamed(env, batch) {
+    /// Begins to copy `batch` of the env at `index` to the device, and to load the next one into
+    /// host memory, if its samples are streamed and the batches exist.
+    fn stage(&mut self, index: usize, batch: usize) -> Result<()> {
+        if let Some((stage, permutation, part)) = self.streamed(index, batch) {
             stage.fill(permutation, part)?;
         }
-        self.load(env, batch + 1)
+        self.load(index, batch + 1)
     }
 
-    /// Begins to load `batch` of an env into host memory, if its samples are streamed to a CUDA
-    /// device and the batch exists.
-    fn load(&mut self, env: usize, batch: usize) -> Result<()> {
-        let streamed = self.streamed(env, batch);
+    /// Begins to load `batch` of the env at `index` into host memory, if its samples are streamed
+    /// to a CUDA device and the batch exists.
+    fn load(&mut self, index: usize, batch: usize) -> Result<()> {
+        let streamed = self.streamed(index, batch);
         streamed.map_or(Ok(()), |(stage, permutation, part)| stage.load(permutation, part))
     }
 
-    /// An env's buffers for streamed samples, with the permutations and the places of a batch;
-    /// `None` if its samples are resident, or it has no part of the batch.
+    /// Buffers for streamed samples of the env at `index`, with the permutations and the places of
+    /// a batch; `None` if its samples are resident, or it has no part of the batch.
     fn streamed(
         &mut self,
-        env: usize,
+        index: usize,
         batch: usize,
     ) -> Option<(&mut BatchStage, &Arc<Indices>, Range<usize>)> {
-        let part = (batch < self.order.batches()).then(|| self.places(env, batch))?;
-        let ServedEnv { samples, device, .. } = &mut self.envs[env];
+        let part = (batch < self.order.batches()).then(|| self.places(index, batch))?;
+        let ServedEnv { samples, device, .. } = &mut self.envs[index];
         match samples {
-            EnvSamples::Staged(stage) if !part.is_empty() => {
+            EnvSamples::Streamed(stage) if !part.is_empty() => {
                 Some((stage, self.permutations[*device].indices(), part))
             }
             _ => None,
@@ -464,11 +476,11 @@ impl GatherBatches {
 
 impl fmt::Debug for GatherBatches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { order, is_started, batch, .. } = self;
+        let Self { order, is_started, next_batch, .. } = self;
         f.debug_struct("GatherBatches")
             .field("order", order)
             .field("is_started", is_started)
-            .field("batch", batch)
+            .field("next_batch", next_batch)
             .finish_non_exhaustive()
     }
 }

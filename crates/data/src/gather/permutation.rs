@@ -12,7 +12,7 @@ use crate::order::EpochOrder;
 const EPOCH_WORDS: usize = 2;
 
 /// Permutations, which are indices of samples, and the numbers of their epochs, on the host, laid
-/// out as in [`Permutations::tensors`]. The copy to the device reads them directly, without a
+/// out as in [`Permutations::tensors`]. On a CPU device the copy to the device reads them without a
 /// staging buffer.
 #[derive(Default)]
 pub(super) struct Indices(pub(super) Vec<u32>);
@@ -29,12 +29,12 @@ impl AsRef<[u8]> for Indices {
     }
 }
 
-/// One permutation of an epoch.
+/// A permutation that is drawn for each epoch, and the samples that it permutes.
 #[derive(Clone)]
 pub(super) struct Permutation {
     /// Its number in the [`EpochOrder`].
     pub(super) number: usize,
-    /// The samples at its places; sample i is at place i if absent.
+    /// Maps an entry of the permutation to an index of the dataset; `None`: the entry is the index.
     pub(super) subset: Option<Arc<[u32]>>,
 }
 
@@ -137,8 +137,8 @@ impl Permutations {
         Ok([view(&tensors[0])?, view(&tensors[1])?])
     }
 
-    /// Draws the permutations of an epoch, which `epochs` has for each by number, maps each through
-    /// its subset, and begins to copy them to the device.
+    /// Draws each selected permutation for its epoch, `epochs[number]`, maps it through its subset,
+    /// and begins to copy all permutations to the device.
     pub(super) fn start(&mut self, order: &EpochOrder, epochs: &[u64]) -> Result<()> {
         self.turn ^= 1;
         let indices = &mut self.indices[self.turn];

@@ -13,7 +13,7 @@ struct BatchBuffers {
     targets: Tensor,
 }
 
-/// The buffers of one env.
+/// The buffers of one env: slots, of which each batch takes the first free one.
 pub(super) struct Ring {
     stream: Stream,
     shape: SampleShape,
@@ -68,8 +68,8 @@ impl Ring {
         let (shape, format) = (self.shape.batch(self.capacity), MemoryFormat::ChannelsLast);
         let (stream, owner) = (&self.stream, Owner::Batches);
         let inputs = Tensor::empty_with_format(stream, shape, DType::F32, format, owner)?;
-        let (of_targets, dtype) = (self.targets.batch(self.capacity), self.targets.dtype());
-        let targets = Tensor::empty(stream, of_targets, dtype, owner)?;
+        let (target_shape, dtype) = (self.targets.batch(self.capacity), self.targets.dtype());
+        let targets = Tensor::empty(stream, target_shape, dtype, owner)?;
         let expect = Expect::stream(stream).dtype(DType::F32).shape(shape).channels_last();
         expect.check("gather", "inputs", &inputs)?;
         self.slots.push(BatchBuffers { inputs, targets });

@@ -32,7 +32,7 @@ pub(super) struct BatchStage {
     file: Arc<MappedFile>,
     /// Bytes of one sample.
     sample_bytes: usize,
-    /// Values of one sample.
+    /// Number of values of one sample.
     values: usize,
     /// [capacity · values] of the stored type, as handles on the stream `uploads` and on the env's
     /// stream.
@@ -174,8 +174,8 @@ fn slots(
 pub(super) enum EnvSamples {
     /// All samples of the dataset, on the env's stream.
     Resident(Tensor),
-    /// The samples of two batches.
-    Staged(Box<BatchStage>),
+    /// Streamed samples: those of two batches.
+    Streamed(Box<BatchStage>),
 }
 
 /// An env's source of samples. The first env with streamed samples on a CUDA device starts the
@@ -202,7 +202,7 @@ pub(super) fn env_samples(
             let storage = SampleStorage { values: StoredValues::Normalized, staged: false };
             Ok((EnvSamples::Resident(samples.on(stream)?), storage))
         }
-        StoredSamples::Spooled(file) => {
+        StoredSamples::Streamed(file) => {
             let loader = match (stream.device().id(), loader) {
                 (DeviceId::Cpu(_), _) => None,
                 (_, Some(started)) => Some(started.clone()),
@@ -210,7 +210,7 @@ pub(super) fn env_samples(
             };
             let stage = BatchStage::new(stream, (dataset, file), capacity, loader)?;
             let storage = SampleStorage { values, staged: true };
-            Ok((EnvSamples::Staged(Box::new(stage)), storage))
+            Ok((EnvSamples::Streamed(Box::new(stage)), storage))
         }
     }
 }

@@ -58,7 +58,7 @@ pub(crate) struct LaunchRecord {
     pub(crate) scratch: Option<BorrowedScratch>,
     /// Instruction set of the device's kernels.
     pub(crate) isa: Isa,
-    /// Its call, for observers that watch runs; `None` without any.
+    /// Description of the launch for observers that watch runs; `None` without any.
     pub(crate) call: Option<Arc<LaunchCall>>,
 }
 
@@ -174,8 +174,8 @@ impl<'a> Args<'a> {
     }
 
     /// The launch's [temporary memory](crate::Launch::scratch), aligned to 64 bytes. Its bytes are
-    /// unspecified (with `MERISTEM_SANITIZE=1` they are [`POISON`]), and are lost
-    /// after this kernel. Can be taken once.
+    /// unspecified (with the race sanitizer on they are [`POISON`]), and are lost after this
+    /// kernel. Can be taken once.
     ///
     /// # Panics
     /// If the launch declares no temporary memory, or it was taken before.
@@ -217,7 +217,8 @@ impl<'a> Args<'a> {
     #[track_caller]
     fn at(&self, i: usize) -> &Arg {
         let Some(arg) = self.record.args.get(i) else {
-            panic!("{}: argument {i} of {}", self.operation(), self.len());
+            let (operation, len) = (self.operation(), self.len());
+            panic!("{operation}: argument {i} does not exist: the launch has {len} (from 0)");
         };
         arg
     }

@@ -35,8 +35,8 @@ thread_local! {
 ///
 /// The result must not depend on the worker that runs a part, or on the order: parts write disjoint
 /// memory, and each part adds into its own partial sum. Then the result is the same with any number
-/// of workers. Parts within a part run in order on its thread, and so do all parts if the caller is
-/// no worker.
+/// of workers. A call within a part runs its parts in order on the calling thread, and so does a
+/// call from a thread that is no worker.
 ///
 /// # Panics
 /// If a part panicked, with the payload of the lowest such part. All other parts have ended by

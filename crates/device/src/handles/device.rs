@@ -174,7 +174,8 @@ impl Device {
             }
         };
         let handle = DeviceHandle::new(id, parts, options, &environment);
-        tracing::debug!(device = %id, threads, limit = ?options.memory_limit, "device opened");
+        let (threads, limit) = (handle.backend.threads(), options.memory_limit);
+        tracing::debug!(device = %id, threads, ?limit, "device opened");
         Ok(Device(Arc::new(handle)))
     }
 
@@ -298,7 +299,8 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::KernelPanicked`] if a kernel of any stream panicked (this waits for all streams
-    /// anyway); [`Error::InsideKernel`] if called inside of a kernel.
+    /// anyway); [`Error::HotScope`] if an open scope forbids the wait; [`Error::InsideKernel`] if
+    /// called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Device::synchronize", Location::caller());

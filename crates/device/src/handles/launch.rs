@@ -80,7 +80,7 @@ impl<'a> Launch<'a> {
     /// - [`crate::Error::Overlap`]: a written argument shares bytes with another.
     /// - [`crate::Error::KernelPanicked`]: an earlier kernel panicked, on this stream or on a
     ///   stream whose result is an argument.
-    /// - [`crate::Error::Race`], only with `MERISTEM_SANITIZE=1`.
+    /// - [`crate::Error::Race`], only with the race sanitizer on.
     /// - On a CUDA device: [`crate::Error::NoKernel`] without a program, [`crate::Error::Mismatch`]
     ///   if a call does not match its kernel's declaration, [`crate::Error::Cuda`] if a kernel
     ///   cannot be compiled, [`crate::Error::DeviceFailed`].
@@ -247,8 +247,7 @@ mod tests {
     use super::*;
     use crate::{Device, DeviceId, DeviceOptions, Trace};
 
-    /// Recording the call of a launch costs a clock read and an allocation, which only a trace
-    /// needs.
+    /// A launch's [`LaunchCall`] costs a clock read and an allocation, which only a trace needs.
     #[test]
     fn a_call_is_recorded_only_for_an_observer_of_runs() {
         let folder = tempfile::tempdir().unwrap();

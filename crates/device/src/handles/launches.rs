@@ -14,8 +14,9 @@ use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 /// An example is one step of many networks. On a CPU device each launch is enqueued on its stream,
 /// as by [`Launch::run`](crate::Launch::run). The launches of a CUDA device become one graph, in
 /// which launches of one [`Program`] share the calls of its kernels. The graph is kept, and each
-/// later run is one call of the driver. Launches are added with
-/// [`Launch::add`](crate::Launch::add).
+/// later run is one call of the driver. This needs programs whose calls all state their
+/// [pieces](crate::Piece); otherwise each launch of the device is enqueued alone, as on a CPU
+/// device. Launches are added with [`Launch::add`](crate::Launch::add).
 ///
 /// ```
 /// # use meristem_device::*;
@@ -45,10 +46,10 @@ impl<'a> Launches<'a> {
     /// full. Building a graph counts as an allocation, not as a launch.
     ///
     /// # Errors
-    /// The errors of [`Launch::run`](crate::Launch::run); on a CUDA device also
+    /// The errors of [`Launch::run`](crate::Launch::run); for launches that become one graph also
     /// [`crate::Error::Overlap`] if one launch writes memory that another uses, and
-    /// [`crate::Error::HotScope`] if an open scope forbids to build a graph. Launches before the
-    /// failing one are enqueued; the launches of one CUDA device are enqueued all or none.
+    /// [`crate::Error::HotScope`] if an open scope forbids to build the graph. Launches before the
+    /// failing one are enqueued; the launches of one graph are enqueued all or none.
     pub fn run(self) -> Result<()> {
         let mut devices: Vec<Vec<GroupedLaunch<'a>>> = vec![];
         for part in self.parts {

@@ -10,9 +10,9 @@ pub(super) const MAX_THREADS: usize = 1024;
 /// Options for opening a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeviceOptions {
-    /// Workers of a CPU device; 0: one for each core available to the process. For a CUDA device
-    /// the number of the driver's streams that carry out its streams; 0: one. No result depends on
-    /// it.
+    /// Number of workers of a CPU device; 0: one for each core available to the process. For a CUDA
+    /// device not a number of host threads: the number of the driver's streams that carry out its
+    /// streams; 0: one. No result depends on it.
     pub threads: usize,
     /// Largest number of bytes that the device takes from the system, `None` for no limit.
     pub memory_limit: Option<usize>,

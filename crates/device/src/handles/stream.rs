@@ -57,9 +57,10 @@ impl Stream {
         transfer::copy(self, operation, pieces, Location::caller())
     }
 
-    /// Copies memory that another library owns into tensors of this stream: one command, counted as
-    /// one launch, for which the host waits. Each piece has an address in memory of this device, on
-    /// the CPU of the host, and a tensor of this stream.
+    /// Copies memory that another library owns into tensors of this stream: one command, for which
+    /// the host waits, counted as one launch and one synchronisation. Each piece is an address and
+    /// a tensor of this stream. The address is in memory of this device, which for a CPU device is
+    /// host memory.
     ///
     /// # Safety
     /// Until this returns, each address has as many readable bytes as its tensor. Work that writes
@@ -92,14 +93,14 @@ impl Stream {
     ///   order; if `make` panics, the stream fails.
     /// - For a CUDA device the buffer is staging memory, and this function calls `make`; if `make`
     ///   panics, the panic reaches the caller, and nothing is enqueued. Waits for earlier copies
-    ///   while more than 256 MiB of staging memory are in use, and up to 64 MiB of an upload are
-    ///   page-locked: the host waits for larger ones. Each wait counts as a synchronization. For
+    ///   while more than 256 MiB of staging memory are in use. An upload above 64 MiB goes through
+    ///   pageable memory, and the host waits for it. Each wait counts as a synchronisation. For
     ///   uploads that repeat, [`host_buffers`](Stream::host_buffers) has neither limit.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an
-    /// open scope forbids the copy, or a wait that is needed because 256 MiB of staging memory are
-    /// in use or the system has no page-locked memory left.
+    /// open scope forbids the copy, or a wait that is needed because the upload is above 64 MiB,
+    /// 256 MiB of staging memory are in use, or the system has no page-locked memory left.
     #[track_caller]
     pub fn upload<F>(&self, operation: &'static str, tensor: &Tensor, make: F) -> Result<()>
     where
@@ -144,7 +145,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`crate::Error::KernelPanicked`] if a kernel panicked, on this stream or on a stream whose
-    /// result it used; [`crate::Error::InsideKernel`] if called inside of a kernel.
+    /// result it used; [`crate::Error::HotScope`] if an open scope forbids the wait;
+    /// [`crate::Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Stream::synchronize", Location::caller());

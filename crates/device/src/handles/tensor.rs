@@ -14,7 +14,7 @@ use crate::order::{TrackedMemory, wait_for_producer};
 
 impl Tensor {
     /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
-    /// earlier tensor; with `MERISTEM_SANITIZE=1` they are [`POISON`]). Does not wait for the
+    /// earlier tensor; with the race sanitizer on they are [`POISON`]). Does not wait for the
     /// device, unless the memory limit is reached.
     ///
     /// # Errors
@@ -127,8 +127,7 @@ impl Tensor {
 
     /// Overwrites the elements, given in memory order: one counted copy to the device, in stream
     /// order. The elements are copied (into a staging buffer) before this returns. Does not wait
-    /// for a CPU device. For a CUDA device this waits like [`Stream::upload`], and also if the copy
-    /// is too large for page-locked memory (64 MiB).
+    /// for a CPU device. For a CUDA device this waits like [`Stream::upload`].
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type, [`Error::WrongLength`],
@@ -323,11 +322,13 @@ impl Tensor {
     }
 
     /// Lends the memory to code that uses addresses. Waits until all enqueued work that uses the
-    /// memory is done; counted as one synchronisation for each stream with such work.
+    /// memory is done; counted as one synchronisation for each recorded access, such as the last
+    /// write, and the last read of each stream.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a device whose memory the host cannot address;
-    /// [`Error::KernelPanicked`]; [`Error::InsideKernel`].
+    /// [`Error::KernelPanicked`]; [`Error::HotScope`] if an open scope forbids the wait;
+    /// [`Error::InsideKernel`].
     #[track_caller]
     pub fn lend(&self) -> Result<LentTensor> {
         LentTensor::new(self)
@@ -337,7 +338,8 @@ impl Tensor {
     /// such code uses CUDA. Waits as [`Tensor::lend`] does.
     ///
     /// # Errors
-    /// [`Error::KernelPanicked`], [`Error::DeviceFailed`]; [`Error::InsideKernel`].
+    /// [`Error::KernelPanicked`], [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope
+    /// forbids the wait; [`Error::InsideKernel`].
     #[track_caller]
     pub fn lend_on_device(&self) -> Result<LentDeviceTensor> {
         LentDeviceTensor::new(self)

@@ -29,7 +29,7 @@ pub(crate) fn copy_in(
     Launch::new(tensor.stream(), operation, act, site).write(tensor).transfer(staged)
 }
 
-/// Copies shared host bytes into a tensor, without staging.
+/// Copies shared host bytes into a tensor. A CPU device reads them without staging.
 pub(crate) fn copy_in_shared(
     tensor: &Tensor,
     source: Arc<dyn AsRef<[u8]> + Send + Sync>,
@@ -148,7 +148,7 @@ pub(crate) fn fill(
 ///
 /// # Errors
 /// [`Error::Mismatch`] if they are not on one device; [`Error::KernelPanicked`];
-/// [`Error::InsideKernel`].
+/// [`Error::HotScope`] if an open scope forbids the copy or the wait; [`Error::InsideKernel`].
 #[track_caller]
 pub fn read_back(tensors: &[&Tensor]) -> Result<Vec<Vec<u8>>> {
     copy_out(tensors, Location::caller())

@@ -8,7 +8,7 @@
 //! allocate(stream, bytes):
 //!     class = size class of bytes
 //!     a ready block of the stream's list, or of ended streams?    take it        (usual)
-//!     room below the limit?                                       new block      (first step)
+//!     room below the limit?                                       new block      (first batches)
 //!     a ready block of any stream?                                take it
 //!     any block of the class?         take the oldest; its next work waits on the device
 //!     otherwise: return idle blocks of other classes to the system, or wait for one to become idle

@@ -131,9 +131,9 @@ pub(crate) struct GroupPart<'a, M> {
 pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Result<()> {
     let submission = enter_all(&parts);
     // A part that includes another stream's work comes after the earlier commands of that stream.
-    let followers = parts.iter().filter(|part| part.work.is_none());
+    let without_work = parts.iter().filter(|part| part.work.is_none());
     let end = |stream: &Arc<StreamState>| stream.lock().submitted();
-    let handed: Vec<Access> = followers
+    let ends_before: Vec<Access> = without_work
         .map(|GroupPart { stream, .. }| Access { stream: (*stream).clone(), seq: end(stream) })
         .filter(|access| access.seq > 0)
         .collect();
@@ -142,7 +142,7 @@ pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Re
         part.stream.check_alive()?;
         let mut edges = Edges::new();
         if part.work.is_some() {
-            handed.iter().for_each(|access| add_edge(&mut edges, part.stream, access, true));
+            ends_before.iter().for_each(|access| add_edge(&mut edges, part.stream, access, true));
         }
         for (Touch { storage, access, .. }, _) in &part.touches {
             storage.hazards().waits(part.stream, *access, &mut edges)?;

@@ -153,7 +153,9 @@ fn odd_panics_are_reported() {
 fn mistakes_in_a_kernel_are_named() {
     type Kernel = fn(&mut meristem_device::Args<'_>);
     let kernels: [(&str, Kernel); 6] = [
-        ("argument 2 of 2", |args| assert!(args.read::<u32>(2).is_empty())),
+        ("argument 2 does not exist: the launch has 2", |args| {
+            assert!(args.read::<u32>(2).is_empty());
+        }),
         ("must be f32, got u32", |args| assert!(args.read::<f32>(0).is_empty())),
         ("argument 0 is declared as Read", |args| args.write::<u32>(0).fill(0)),
         ("argument 1 is declared as Write", |args| assert!(args.read::<u32>(1).is_empty())),

@@ -66,12 +66,13 @@ pub struct BatchNormBackward<'a> {
     pub dout: &'a [f32],
     /// The codes of the forward pass; read only if pooled, else empty.
     pub codes: &'a [u8],
-    /// The pooled output of the forward pass, or empty. If it is present, the sums do not read the
-    /// raw input, which is four times as large.
+    /// The pooled output of the forward pass, or empty. If it is present, no |γ| is tiny and no |β|
+    /// is above 16·|γ|, the sums read it and not the raw input, which is four times as large. The
+    /// raw input and the codes are valid in any case.
     pub out: &'a [f32],
 }
 
-/// Scratch of the [`ChannelMoments`] of all parts of a kernel, in f32.
+/// Memory for the [`ChannelMoments`] of all parts of a kernel, in f32; included in [`scratch_len`].
 pub const fn moments_scratch_len(c: usize) -> usize {
     parts::MOST * 4 * c + 2
 }
@@ -87,8 +88,8 @@ pub const fn output(shape: &BatchShape, pool: bool) -> BatchShape {
 }
 
 /// `running = (1 − momentum)·running + momentum·batch`, the variance unbiased by
-/// `count/(count − 1)`, and one more batch; `count` = N·H·W. A count of 1 has no unbiased
-/// variance: the plan refuses such a training batch, as PyTorch does.
+/// `count/(count − 1)`; `count` = N·H·W. A count of 1 has no unbiased variance: the plan refuses
+/// such a training batch, as PyTorch does. The caller counts the batch.
 pub fn update_running(
     momentum: f32,
     count: usize,
@@ -105,9 +106,9 @@ pub fn update_running(
     }
 }
 
-/// Mean and biased variance of each channel over N, H and W. Sums are taken of the distance from
-/// the first image's mean, so that a mean far from 0 cancels harmlessly, and in f64 across blocks
-/// of 64 pixels.
+/// Mean and biased variance of each channel over N, H and W. Sums of a part of the batch are taken
+/// of the distance from the mean of its first image, so that a mean far from 0 cancels harmlessly,
+/// and in f64 across blocks of [`RUN`] pixels.
 pub fn batch_stats(
     isa: Isa,
     shape: &BatchShape,
@@ -197,13 +198,13 @@ pub fn batch_norm_act_forward(
 
 /// Gradients of [`batch_norm_act_forward`] in training, except of the raw input: with `dz` the
 /// gradient routed back through pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W,
-/// `dβ = Σ dz`, `dγ = Σ dz·x̂`, both added to. Writes the coefficients of
-/// [`batch_norm_input_gradient`], `[3][C]`.
+/// adds `dγ = Σ dz·x̂` and `dβ = Σ dz` to `gradients`, which are those of γ and β, in this order.
+/// Writes the coefficients of [`batch_norm_input_gradient`], `[3][C]`.
 pub fn batch_norm_gradient_sums(
     isa: Isa,
     shape: &BatchShape,
     of: &BatchNormBackward<'_>,
-    parameters: [&mut [f32]; 2],
+    gradients: [&mut [f32]; 2],
     coefficients: &mut [f32],
     scratch: &mut [f32],
 ) {
@@ -214,7 +215,7 @@ pub fn batch_norm_gradient_sums(
     let ranges = (0..shape.batch).step_by(images);
     let (totals, _) = split_f64(scratch, 2 * c * ranges.len());
     totals.fill(0.0);
-    let (scale, by_output) = (&mut coefficients[..c], of.tells_inputs());
+    let (scale, by_output) = (&mut coefficients[..c], of.inputs_follow_from_outputs());
     of.forward.scales(scale);
     let (scale, parts) = (&*scale, ranges.zip(totals.chunks_exact_mut(2 * c)));
     parts::each_backwards(shape.len(), parts, |(first, totals)| {
@@ -226,10 +227,11 @@ pub fn batch_norm_gradient_sums(
         }
     });
     let sums = GradientTotals { parts: totals, scaled: by_output };
-    finish_gradient_sums(shape, &of.forward, sums, parameters, coefficients);
+    finish_gradient_sums(shape, &of.forward, sums, gradients, coefficients);
 }
 
-/// Images of a part of the batch whose sums [`batch_norm_gradient_sums`] adds in order.
+/// Number of images of a part of the batch: [`batch_norm_gradient_sums`] adds the terms of a part
+/// in order.
 pub fn gradient_part(shape: &BatchShape) -> usize {
     parts::touched(shape.batch, shape.pixels() * shape.c)
 }
@@ -274,7 +276,7 @@ fn add_sums_by_output(isa: Isa, of: &BatchNormBackward<'_>, scale: &[f32], total
     for_channels(isa, c, &mut Reduce::<true> { affine, values, dout, sums, dots });
 }
 
-/// Adds the gradients of γ and β to `parameters`, and writes the coefficients of
+/// Adds to the gradients of γ and β, and writes the coefficients of
 /// [`batch_norm_input_gradient`], `[3][C]`, from the sums of the batch's parts.
 pub fn finish_gradient_sums(
     shape: &BatchShape,
@@ -381,10 +383,10 @@ impl<'a> BatchNormForward<'a> {
 }
 
 impl<'a> BatchNormBackward<'a> {
-    /// Whether the normalised inputs at the maxima follow from the pooled outputs, as `(z − β)/γ`.
+    /// Whether x̂ at the maxima can be computed from the pooled output z, as `(z − β)/γ`.
     /// The error is the rounding of z, 2^-24·|γ·x̂ + β|, over |γ|: with |β| at most 16·|γ| no more
     /// than 2^-24·(|x̂| + 16), where x̂ has a variance of 1.
-    fn tells_inputs(&self) -> bool {
+    fn inputs_follow_from_outputs(&self) -> bool {
         let BatchNormForward { gamma, beta, pool, .. } = self.forward;
         let mut each = gamma.iter().zip(beta);
         pool && !self.out.is_empty()

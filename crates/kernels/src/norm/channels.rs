@@ -4,8 +4,8 @@ use crate::Isa;
 use crate::lanes::{ChannelKernel, ChannelRange, MOST, for_channels};
 use crate::simd::Simd;
 
-/// Pixels that are summed in f32, a quarter in each of four sums; larger sums are f64. The error
-/// stays below `RUN/4 + 2` roundings of the sum of magnitudes.
+/// Number of pixels that are summed in f32, a quarter in each of four sums; larger sums are f64.
+/// The error stays below `RUN/4 + 2` roundings of the sum of magnitudes.
 pub const RUN: usize = 256;
 
 /// Independent sums, each of every fourth pixel: an addition need not wait for the one before.

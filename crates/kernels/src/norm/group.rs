@@ -62,9 +62,10 @@ pub const fn scratch_len(c: usize) -> usize {
     16 * c + 64
 }
 
-/// Number of pixels that estimate the mean of an image. With p pixels in the image, sums of squares
-/// about it are at most (p/`SAMPLE` + 1) times the sums of squares about the image's own mean.
-const SAMPLE: usize = 256;
+/// Number of pixels that estimate the mean of a group of an image. With p pixels in the image, the
+/// sum of squares about the estimate is at most (p/`ESTIMATE_PIXELS` + 1) times the sum of squares
+/// about the mean.
+const ESTIMATE_PIXELS: usize = 256;
 
 /// `out = (x − mean)·γ/√(var + eps) + β`, mean and biased variance per sample and group, by sums
 /// about the mean of the first 256 pixels.
@@ -93,10 +94,10 @@ pub fn group_norm_forward(
         mean.fill(0.0);
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(c);
-        let sample = SAMPLE.min(shape.pixels());
-        channels::add_shifted(isa, &x[..sample * c], mean, sums, squares);
+        let pixels = ESTIMATE_PIXELS.min(shape.pixels());
+        channels::add_shifted(isa, &x[..pixels * c], mean, sums, squares);
         for (mean, sums) in mean.chunks_exact_mut(each).zip(sums.chunks_exact(each)) {
-            mean.fill((sums.iter().sum::<f64>() / (sample * each) as f64) as f32);
+            mean.fill((sums.iter().sum::<f64>() / (pixels * each) as f64) as f32);
         }
         values.fill(0.0);
         let (sums, squares) = values.split_at_mut(c);

@@ -9,7 +9,7 @@ use crate::simd::Simd;
 /// window's maximum.
 pub const BLOCKED: u8 = 4;
 
-/// Pixels that are summed in f32 before the sum moves to f64.
+/// Number of pixels that are summed in f32 before the sum moves to f64.
 const RUN: usize = 256;
 
 /// `z = (x − mean)·scale + beta`, then `max(z, floor)`, which propagates NaN; all slices `[C]`.
@@ -267,9 +267,9 @@ impl<S: Simd> RunningSums<S> {
 pub(crate) struct NormGradient<'a> {
     /// Mean, scale, beta and floor of the forward pass.
     pub(crate) affine: Affine<'a>,
-    /// Term of the gradient through the batch mean.
+    /// Term of the gradient through the mean.
     pub(crate) offset: &'a [f32],
-    /// Term of the gradient through the batch variance.
+    /// Term of the gradient through the variance, for x − mean (not for x̂).
     pub(crate) slope: &'a [f32],
 }
 

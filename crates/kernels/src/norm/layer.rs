@@ -2,8 +2,9 @@
 //! elements: PyTorch's `layer_norm` and `rms_norm` over the last axis.
 //!
 //! All loops go along the channels in 16 lanes, so that every instruction set adds in the same
-//! order. Sums of a row are f32 in each lane over up to 64 steps, and f64 beyond. A row is read
-//! three times and a gradient twice; after the first time it is in the nearest cache.
+//! order. Sums of a row are f32 in each lane over up to 64 steps, and f64 beyond. The forward pass
+//! reads a row three times, twice for an RMS norm. The backward pass reads a row of x and of dout
+//! three times, once if dx is absent. After the first time a row is in the nearest cache.
 
 use crate::macros::isa_kernels;
 use crate::{BatchShape, GradOut, Isa, split_f64};
@@ -64,7 +65,7 @@ pub const fn scratch_len(c: usize) -> usize {
 const LANES: usize = 16;
 /// Elements that are summed in f32, in 16 sums.
 const BLOCK: usize = 64 * LANES;
-/// Rows whose terms of a parameter's gradient are summed in f32.
+/// Number of rows whose terms of a parameter's gradient are summed in f32.
 const RUN: usize = 64;
 
 /// Two sums over a row.

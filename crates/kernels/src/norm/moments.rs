@@ -7,7 +7,7 @@ use crate::{BatchShape, Isa, split_f64};
 #[derive(Debug)]
 pub struct ChannelMoments<'a>(pub &'a mut [f64]);
 
-/// Scratch of sums of [`ChannelMoments`] in f32, for `c` channels.
+/// Scratch of one [`StatsSums`] in f32, for `c` channels.
 pub const fn stats_scratch_len(c: usize) -> usize {
     8 * c + 64
 }
@@ -31,12 +31,12 @@ impl<'a> StatsSums<'a> {
         Self { shape, pixels: 0, shift: &mut rest[..shape.c], sums, squares }
     }
 
-    /// Adds images one by one, so that only the first image is read twice, for its mean.
+    /// Adds images one by one: the passes over the channels of an image find it in the cache.
     pub fn add_each(&mut self, isa: Isa, images: &[f32]) {
         images.chunks(self.shape.pixels() * self.shape.c).for_each(|image| self.add(isa, image));
     }
 
-    /// Adds the next whole images.
+    /// Adds the next whole images. The first image of all is read twice, first for its mean.
     pub fn add(&mut self, isa: Isa, images: &[f32]) {
         if self.pixels == 0 {
             self.shift.fill(0.0);

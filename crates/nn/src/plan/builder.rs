@@ -32,7 +32,7 @@ pub(crate) struct GradientTarget {
 impl GradientTarget {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
 
-    /// The same data in the form of the operation.
+    /// How a fused convolution writes this target.
     pub(crate) fn data(self) -> fused::InputGradient {
         match (self.value == ValueId::NONE, self.accumulate) {
             (true, _) => fused::InputGradient::Unwanted,
@@ -42,7 +42,8 @@ impl GradientTarget {
     }
 }
 
-/// A gradient before 2×2 max pooling and ReLU have routed it back.
+/// Gradient of a pooled output, with the operands that route it back through 2×2 max pooling and
+/// ReLU.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PooledGradient {
     /// Gradient of the pooled output.
@@ -65,7 +66,7 @@ pub(crate) struct PlanBuilder<'g> {
     /// Value of each lowered node.
     nodes: Vec<Option<ValueId>>,
     /// Whether a node depends on a parameter, or on an input with a requested gradient.
-    leads: Vec<bool>,
+    needs_gradient: Vec<bool>,
     /// Gradient of each node's value. Several nodes may hold one gradient.
     grads: Vec<Option<ValueId>>,
     /// Gradients that norm units take in place of their outputs' gradients, see `fuse`.
@@ -96,7 +97,7 @@ impl<'g> PlanBuilder<'g> {
             steps: vec![],
             phase: Phase::Forward,
             nodes: vec![None; graph.nodes.len()],
-            leads: vec![],
+            needs_gradient: vec![],
             grads: vec![None; graph.nodes.len()],
             pooled: vec![],
             again: vec![],
@@ -107,21 +108,21 @@ impl<'g> PlanBuilder<'g> {
             fused: FusedState::default(),
             converted: vec![],
         };
-        builder.leads = builder.leading();
+        builder.needs_gradient = builder.gradients_needed();
         builder
     }
 
-    fn leading(&self) -> Vec<bool> {
-        let mut leads: Vec<bool> = vec![];
+    fn gradients_needed(&self) -> Vec<bool> {
+        let mut needed: Vec<bool> = vec![];
         for node in &self.graph.nodes {
-            let lead = match node.op {
+            let is_needed = match node.op {
                 NodeOp::Input(_) | NodeOp::State(_) => self.options.mode == PlanMode::Gradient,
                 NodeOp::Indices(_) | NodeOp::Detach(_) => false,
-                ref op => op.has_params() || op.inputs().iter().any(|x| leads[x.index()]),
+                ref op => op.has_params() || op.inputs().iter().any(|x| needed[x.index()]),
             };
-            leads.push(lead);
+            needed.push(is_needed);
         }
-        leads
+        needed
     }
 
     /// Batch size.
@@ -155,7 +156,8 @@ impl<'g> PlanBuilder<'g> {
         self.value(ValueHome::Arena, DType::F32, len)
     }
 
-    /// A new arena value of `len` elements of the type of values: of a node, or a gradient of one.
+    /// A new arena value for `len` elements of an activation or of its gradient, in the type
+    /// [`PlanOptions::values`].
     pub(crate) fn stored(&mut self, len: usize) -> ValueId {
         self.value(ValueHome::Arena, self.options.values().dtype(), len)
     }
@@ -170,12 +172,12 @@ impl<'g> PlanBuilder<'g> {
         self.value(ValueHome::Arena, DType::U32, len)
     }
 
-    /// A value in memory that the caller brings.
+    /// A value in the caller's memory.
     pub(crate) fn fixed(&mut self, span: SpaceSpan) -> ValueId {
         self.value(ValueHome::Fixed(span), span.dtype, span.len)
     }
 
-    /// The memory of a node that the caller gives.
+    /// The value of an input node, in the caller's memory; `None` for other nodes.
     pub(crate) fn input(&mut self, node: NodeId) -> Option<ValueId> {
         let (n, dtype) = match self.graph.nodes[node.index()].op {
             NodeOp::Input(n) | NodeOp::State(n) => (n, DType::F32),
@@ -203,7 +205,7 @@ impl<'g> PlanBuilder<'g> {
         self.alpha_row = row;
     }
 
-    /// The alpha of a slot, in device memory: moving it needs no new plan.
+    /// The alpha of a slot, in device memory: changing its number needs no new plan.
     pub(crate) fn alpha(&mut self, slot: usize) -> ValueId {
         let start = self.alpha_row * self.graph.alphas + slot;
         self.fixed(SpaceSpan::new(Space::Alphas, DType::F32, start, 1))
@@ -277,7 +279,7 @@ impl<'g> PlanBuilder<'g> {
         self.emit_with(self.options.values(), op.into(), reads, writes);
     }
 
-    /// As [`PlanBuilder::emit`], for a step over parameters or results: its values are f32.
+    /// As [`PlanBuilder::emit`], for a step over parameters or results, which are f32.
     pub(crate) fn emit_f32(
         &mut self,
         op: impl Into<StepOp>,
@@ -314,12 +316,12 @@ impl<'g> PlanBuilder<'g> {
         }
     }
 
-    /// A value that no later step writes, as f32.
+    /// The value converted to f32, once. No later step may write `id`.
     pub(crate) fn as_f32(&mut self, id: ValueId) -> ValueId {
         self.converted(id, (DType::F32, |len| ElementwiseOp::Widen { len }))
     }
 
-    /// An f32 value that no later step writes, in the type of values.
+    /// The f32 value converted to [`PlanOptions::values`], once. No later step may write `id`.
     pub(crate) fn as_values(&mut self, id: ValueId) -> ValueId {
         let to = self.options.values().dtype();
         self.converted(id, (to, |len| ElementwiseOp::Narrow { len }))
@@ -343,9 +345,9 @@ impl<'g> PlanBuilder<'g> {
         self.values.get(id.index()).map_or((DType::F32, 0), |value| (value.dtype, value.len))
     }
 
-    /// Whether the gradient of this node's value is wanted.
-    pub(crate) fn wants(&self, node: NodeId) -> bool {
-        self.leads[node.index()]
+    /// Whether the gradient of this node's value is needed.
+    pub(crate) fn needs_gradient(&self, node: NodeId) -> bool {
+        self.needs_gradient[node.index()]
     }
 
     /// The gradient of a node's value, if one has reached it.
@@ -353,14 +355,14 @@ impl<'g> PlanBuilder<'g> {
         self.grads[node.index()]
     }
 
-    /// Hands the norm unit with output `norm` a gradient from before the pooling.
-    pub(crate) fn give_pooled(&mut self, norm: NodeId, gradient: PooledGradient) {
-        self.pooled.push((norm, gradient));
+    /// Hands the norm unit with output `norm_output` the gradient of the pooled output.
+    pub(crate) fn give_pooled(&mut self, norm_output: NodeId, gradient: PooledGradient) {
+        self.pooled.push((norm_output, gradient));
     }
 
     /// The gradient that [`PlanBuilder::give_pooled`] handed to this unit.
-    pub(crate) fn pooled(&self, norm: NodeId) -> Option<PooledGradient> {
-        self.pooled.iter().find(|(node, _)| *node == norm).map(|(_, gradient)| *gradient)
+    pub(crate) fn pooled(&self, norm_output: NodeId) -> Option<PooledGradient> {
+        self.pooled.iter().find(|(node, _)| *node == norm_output).map(|(_, gradient)| *gradient)
     }
 
     /// Starts the backward pass: the gradient of a node's value is this one.
@@ -398,8 +400,8 @@ impl<'g> PlanBuilder<'g> {
         id.map_or(ValueId::NONE, |id| self.param_gradient(id))
     }
 
-    /// Begins a training plan of fused convolutions with `tickets` tickets: one step zeroes them
-    /// and the gradient of `group`.
+    /// Begins a training plan of fused convolutions with `tickets` tickets (see
+    /// [`ops::fused`](crate::ops::fused)): one step zeroes them and the gradient of `group`.
     pub(crate) fn begin_fused(&mut self, tickets: usize, group: usize) {
         let all = self.value(ValueHome::Arena, DType::U32, tickets);
         let gradient = self.new_group_gradient(group);
@@ -438,7 +440,7 @@ impl<'g> PlanBuilder<'g> {
         let mut later: Vec<(NodeId, ValueId)> = vec![];
         let mut seen: Vec<NodeId> = vec![];
         let targets = inputs.map(|input| {
-            let Some(node) = input.into().filter(|node| self.wants(*node)) else {
+            let Some(node) = input.into().filter(|node| self.needs_gradient(*node)) else {
                 return GradientTarget::NONE;
             };
             if seen.contains(&node) {
@@ -466,7 +468,7 @@ impl<'g> PlanBuilder<'g> {
         reads: &[ValueId],
         op: impl FnOnce(bool) -> T,
     ) {
-        if self.wants(input) {
+        if self.needs_gradient(input) {
             let GradientTarget { value, accumulate } = self.target(of, input);
             self.emit(op(accumulate), reads, &[value]);
         }
@@ -499,7 +501,7 @@ impl<'g> PlanBuilder<'g> {
     /// Sends `gradient` from the node `of` unchanged to its input `node`: without a copy when it is
     /// the first to arrive.
     pub(crate) fn pass_gradient(&mut self, of: NodeId, node: NodeId, gradient: ValueId) {
-        if !self.wants(node) {
+        if !self.needs_gradient(node) {
             return;
         }
         if self.grads[node.index()].is_none() {

@@ -19,7 +19,8 @@ use crate::precision::ValueType;
 /// third-level cache.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// Consecutive steps, each of which computes a sample independently of the other samples.
+/// A row: a run of consecutive steps, each of which computes a sample independently of the other
+/// samples.
 #[derive(Default)]
 struct StepRow {
     steps: Vec<Draft>,
@@ -27,12 +28,13 @@ struct StepRow {
     forms: Vec<SampleForms>,
 }
 
-/// Whether each sample has its part, for the operands of a step.
+/// For each operand of a step, whether it is divided by samples (`true`) or shared by all samples.
 struct SampleForms {
     reads: Vec<bool>,
     /// Without scratch.
     writes: Vec<bool>,
-    /// The step as a reduction: what it writes for all samples are its results.
+    /// Set if the step reduces over samples: the operands that it writes for all samples are then
+    /// results, written after the last sample.
     reduction: Option<Reduction>,
 }
 
@@ -54,12 +56,12 @@ impl OperandUse {
 }
 
 /// The steps, with chains in place of rows that are long and large enough. An independent step that
-/// would split a row is moved before it. `host` is the gradient of the host's parameters.
+/// would split a row is moved before it. `host_gradient` is the gradient of the host's parameters.
 pub(super) fn with_chains(
     values: &mut Vec<PlanValue>,
     steps: Vec<Draft>,
     batch: usize,
-    host: ValueId,
+    host_gradient: ValueId,
 ) -> Vec<Draft> {
     let mut uses = Uses::default();
     steps.iter().for_each(|step| uses.count(values, step));
@@ -69,12 +71,14 @@ pub(super) fn with_chains(
             done.extend(std::mem::take(&mut row).close(values, batch, &uses));
         }
         match SampleForms::for_step(&step, batch) {
-            Some(forms) if row.takes(values, batch, host, (&step, &forms)) => row.push(step, forms),
+            Some(forms) if row.takes(values, batch, host_gradient, (&step, &forms)) => {
+                row.push(step, forms);
+            }
             forms => {
                 let apart = row.steps.iter().all(|other| are_apart(values, other, &step));
                 match forms {
                     Some(forms) if !apart => {
-                        let next = row.begin_another(values, batch, host, (step, forms));
+                        let next = row.begin_another(values, batch, host_gradient, (step, forms));
                         done.extend(std::mem::replace(&mut row, next).close(values, batch, &uses));
                     }
                     forms => {
@@ -99,14 +103,14 @@ struct Uses(HashMap<ValueId, usize>);
 
 impl Uses {
     fn count(&mut self, values: &[PlanValue], step: &Draft) {
-        for id in given(&step.reads).chain(given(&step.writes)) {
+        for id in present(&step.reads).chain(present(&step.writes)) {
             *self.0.entry(root(values, id)).or_default() += 1;
         }
     }
 }
 
 /// The operands that are not absent.
-fn given(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
+fn present(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
     ids.iter().copied().filter(|id| *id != ValueId::NONE)
 }
 
@@ -137,9 +141,10 @@ fn is_same(values: &[PlanValue], [a, b]: [ValueId; 2]) -> bool {
 /// Whether two steps can be executed in either order.
 fn are_apart(values: &[PlanValue], a: &Draft, b: &Draft) -> bool {
     let meets = |write: ValueId, of: &Draft| {
-        given(&of.reads).chain(given(&of.writes)).any(|other| meet(values, [write, other]))
+        present(&of.reads).chain(present(&of.writes)).any(|other| meet(values, [write, other]))
     };
-    !given(&a.writes).any(|write| meets(write, b)) && !given(&b.writes).any(|write| meets(write, a))
+    !present(&a.writes).any(|write| meets(write, b))
+        && !present(&b.writes).any(|write| meets(write, a))
 }
 
 impl SampleForms {
@@ -186,7 +191,7 @@ impl StepRow {
         &mut self,
         values: &[PlanValue],
         batch: usize,
-        host: ValueId,
+        host_gradient: ValueId,
         (step, forms): (Draft, SampleForms),
     ) -> Self {
         let mut steps = self.steps.iter().zip(&self.forms);
@@ -196,7 +201,7 @@ impl StepRow {
         let from = last.map_or(0, |last| last + 1);
         let mut next =
             Self { steps: self.steps.split_off(from), forms: self.forms.split_off(from) };
-        if !next.takes(values, batch, host, (&step, &forms)) {
+        if !next.takes(values, batch, host_gradient, (&step, &forms)) {
             self.steps.append(&mut next.steps);
             self.forms.append(&mut next.forms);
         }
@@ -213,13 +218,13 @@ impl StepRow {
         &self,
         values: &[PlanValue],
         batch: usize,
-        host: ValueId,
+        host_gradient: ValueId,
         (step, forms): (&Draft, &SampleForms),
     ) -> bool {
         let fits = |own: OperandUse| {
             let row = || self.steps.iter().zip(&self.forms).flat_map(|(step, of)| of.uses(step));
             let mut sums = row().filter(OperandUse::is_sum);
-            let of_host = root(values, own.id) == host;
+            let of_host = root(values, own.id) == host_gradient;
             let with = |sum: OperandUse| {
                 root(values, sum.id) == root(values, own.id)
                     && (!of_host || is_same(values, [sum.id, own.id]))
@@ -237,7 +242,8 @@ impl StepRow {
         forms.uses(step).all(fits) && self.parts_agree(values, batch, (step, forms))
     }
 
-    /// Whether the row with this step can be divided into the parts that each reduction has alone.
+    /// Whether all reductions of the row, with this step, have one part size, and the row can have
+    /// it too.
     fn parts_agree(&self, values: &[PlanValue], batch: usize, of: (&Draft, &SampleForms)) -> bool {
         let steps: Vec<_> = self.steps.iter().zip(&self.forms).chain([of]).collect();
         let mut parts = steps.iter().filter_map(|(_, of)| Some(of.reduction?.part()));
@@ -347,8 +353,8 @@ fn fitting(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usize)
     (BLOCK / bytes.max(1)).max(1)
 }
 
-/// Samples of which smaller blocks of a row have a multiple, so that its sums have the bits of
-/// blocks of `block` samples; `None` if these depend on the block.
+/// Number u of samples such that smaller blocks, of a multiple of u samples, give sums with the
+/// same bits as blocks of `block` samples; `None` if each size of a block gives its own bits.
 fn weight_unit(steps: &[(&Draft, &SampleForms)], block: usize) -> Option<usize> {
     let mut adding = steps.iter().filter(|(step, of)| of.adds(step));
     adding.try_fold(1, |unit, (step, _)| match step.op {
@@ -380,7 +386,7 @@ impl<'v> OperandLists<'v> {
         let own = here.0.iter().filter(|(id, n)| uses.0.get(id) == Some(n) && !passes(**id));
         Self {
             values,
-            written: row.steps.iter().flat_map(|step| given(&step.writes)).collect(),
+            written: row.steps.iter().flat_map(|step| present(&step.writes)).collect(),
             own: own.map(|(id, _)| *id).collect(),
             reads: vec![],
             writes: vec![],

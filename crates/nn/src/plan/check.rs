@@ -39,7 +39,8 @@ pub(super) fn misuse(values: &[PlanValue], steps: &[Draft], spans: &[SpaceSpan])
         for &read in reads.iter().filter(|id| span(**id).space == Space::Arena) {
             let owner = root(values, read);
             if cells(span(read)).any(|c| holds.get(c).copied().flatten() != Some(owner)) {
-                return Some(format!("step {at} {step:?} reads {:?}, overwritten", span(read)));
+                let problem = "which does not hold its value";
+                return Some(format!("step {at} {step:?} reads {:?}, {problem}", span(read)));
             }
         }
         for &write in writes.iter().filter(|id| span(**id).space == Space::Arena) {
@@ -96,7 +97,7 @@ mod tests {
         assert!(of(&[span(0), span(0), span(16)]).unwrap().contains("and uses it"));
         assert!(of(&[span(0), span(16), span(24)]).unwrap().contains("and uses it"));
         let reads = misuse(&values, &[draft(1, 2)], &[span(0), span(16), span(32)]);
-        assert!(reads.unwrap().contains("overwritten"));
+        assert!(reads.unwrap().contains("does not hold its value"));
         let lost = misuse(&values, &[draft(0, 2), draft(0, 1)], &[span(0), span(16), span(16)]);
         assert!(lost.unwrap().contains("does not survive"));
         let input = SpaceSpan::new(Space::Input(0), DType::F32, 0, 16);

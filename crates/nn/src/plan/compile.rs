@@ -62,7 +62,7 @@ impl Plan {
         if let Some(seed) = output_gradient {
             b.seed(graph.output, seed);
             for (node, emit) in backward.into_iter().rev() {
-                if let Some(gradient) = b.gradient(node).filter(|_| b.wants(node)) {
+                if let Some(gradient) = b.gradient(node).filter(|_| b.needs_gradient(node)) {
                     emit(&mut b, gradient);
                 }
             }
@@ -73,8 +73,8 @@ impl Plan {
                 lower::train::update(&mut b)
             }
             PlanMode::Evaluate => {
-                let first = b.arena(b.batch());
-                lower::train::score(&mut b, &[0], first);
+                let reference = b.arena(b.batch());
+                lower::train::score(&mut b, &[0], reference);
             }
             PlanMode::Infer => lower::train::deliver(&mut b, None),
             PlanMode::Draw(sampler) => lower::train::deliver(&mut b, Some(sampler)),

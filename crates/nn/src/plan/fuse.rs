@@ -25,7 +25,7 @@ pub(crate) enum Unit {
         /// Output of the norm's unit. Its gradient comes only from the pooling, so backward can run
         /// as for the whole unit. Sums then have the same order as without the module, and the host
         /// trains with the same bits.
-        norm: NodeId,
+        norm_output: NodeId,
     },
     /// Global average pooling and the linear layer after it, of a norm unit that is computed where
     /// they read it.
@@ -56,8 +56,8 @@ pub(crate) struct NormUnit {
     /// Whether a fused operation is the only reader of the output, and computes it from the raw
     /// output.
     pub(crate) on_load: bool,
-    /// Whether a processor computes the output again in the backward pass, where the gradient of
-    /// the next convolution's weights reads it. That takes less time than keeping it in memory.
+    /// Whether the CPU computes the output again in the backward pass, where the gradient of the
+    /// next convolution's weights reads it. That takes less time than keeping it in memory.
     pub(crate) again: bool,
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
     let needed = |i: usize| i == graph.output.index() || !readers[i].is_empty();
     let mut taken = vec![false; graph.nodes.len()];
     let mut units: Vec<Unit> = vec![];
-    // A chain is placed at its last node, so the norm nodes are looked at first.
+    // A norm unit is placed at its last node, so the norm nodes are looked at first.
     let mut at: Vec<Option<NormUnit>> = vec![None; graph.nodes.len()];
     for (i, node) in graph.nodes.iter().enumerate().filter(|(i, _)| needed(*i)) {
         if let NodeOp::BatchNorm { x, .. } = node.op {
@@ -137,8 +137,11 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
             None if taken[i] => {}
             None => {
                 let pool = NodeId(i);
-                let norm = straight_pool(graph, &readers, &at, pool).filter(|_| options.fuse);
-                units.push(norm.map_or(Unit::Node(pool), |norm| Unit::StraightPool { pool, norm }));
+                let straight = straight_pool(graph, &readers, &at, pool).filter(|_| options.fuse);
+                units.push(straight.map_or(Unit::Node(pool), |norm_output| Unit::StraightPool {
+                    pool,
+                    norm_output,
+                }));
             }
         }
     }
@@ -269,13 +272,13 @@ fn norm_unit(
         return NormUnit { pool: true, output: pool, ..unit };
     }
     unit.again = options.mode.is_training()
-        && only_reader(relu).is_some_and(|conv| reads_again(graph, options, conv));
+        && only_reader(relu).is_some_and(|conv| recomputes_input(graph, options, conv));
     unit
 }
 
-/// Whether the backward pass of a convolution on a processor may compute its large input again: in
-/// a chain, which takes a block of images at a time.
-fn reads_again(graph: &Graph, options: &PlanOptions, conv: NodeId) -> bool {
+/// Whether the backward pass of a convolution on the CPU may compute its large input again: in a
+/// chain, which takes a block of images at a time.
+fn recomputes_input(graph: &Graph, options: &PlanOptions, conv: NodeId) -> bool {
     let Some((shape, is_linear)) = conv_shape(graph, conv, options.batch) else { return false };
     let product = ConvProduct { shape, precision: options.precision, tiles: options.tiles(&shape) };
     let large = shape.input().len() * size_of::<f32>() > chain::BLOCK;
@@ -380,7 +383,7 @@ mod tests {
         let graph = host(false, true);
         let found = |graph: &Graph, mode| {
             let units = units(graph, &PlanOptions::new(2, mode));
-            units.iter().any(|u| matches!(u, Unit::StraightPool { norm: NodeId(3), .. }))
+            units.iter().any(|u| matches!(u, Unit::StraightPool { norm_output: NodeId(3), .. }))
         };
         assert!(found(&graph, PlanMode::Train));
         assert!(!found(&host(true, true), PlanMode::Train), "another reader of the value");

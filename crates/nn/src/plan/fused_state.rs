@@ -9,9 +9,9 @@ use crate::ops::norm::BatchNorm;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loaded {
     pub(crate) norm: BatchNorm,
-    /// Mean, variance, γ, β.
+    /// Operands: mean, variance, γ, β.
     pub(crate) parameters: [ValueId; 4],
-    /// γ and β.
+    /// The graph's parameters γ and β.
     pub(crate) params: [ParamId; 2],
 }
 
@@ -30,8 +30,9 @@ pub(crate) struct FusedState {
     /// Raw images, and their norms.
     loaded: Vec<(ValueId, Loaded)>,
     /// Pending gradients, with the output of their norm unit.
-    left: Vec<(NodeId, PendingGradient)>,
-    /// Tickets of all fused convolutions, and the number that is taken.
+    pending: Vec<(NodeId, PendingGradient)>,
+    /// Tickets of all fused convolutions, and the number that is taken. A ticket is a counter by
+    /// which the last block of a launch finds itself, see [`ops::fused`](crate::ops::fused).
     pub(crate) tickets: Option<(ValueId, usize)>,
 }
 
@@ -46,13 +47,13 @@ impl FusedState {
         self.loaded.iter().find(|(value, _)| *value == raw).map(|(_, of)| *of)
     }
 
-    /// Leaves a gradient's coefficients for the norm unit with this output.
-    pub(crate) fn leave(&mut self, output: NodeId, left: PendingGradient) {
-        self.left.push((output, left));
+    /// Sets the pending gradient of the norm unit with this output.
+    pub(crate) fn set_pending(&mut self, output: NodeId, pending: PendingGradient) {
+        self.pending.push((output, pending));
     }
 
-    /// The gradient that was left for the norm unit with this output.
-    pub(crate) fn left(&self, output: NodeId) -> Option<PendingGradient> {
-        self.left.iter().find(|(node, _)| *node == output).map(|(_, left)| *left)
+    /// The pending gradient of the norm unit with this output, if a step has computed it.
+    pub(crate) fn pending(&self, output: NodeId) -> Option<PendingGradient> {
+        self.pending.iter().find(|(node, _)| *node == output).map(|(_, pending)| *pending)
     }
 }

@@ -16,7 +16,7 @@ pub struct GroupMemory<'a> {
     pub values: &'a mut [f32],
     /// State of the optimiser: momentum in the same layout, or Adam's two averages.
     pub momentum: &'a mut [f32],
-    /// Running statistics.
+    /// Running statistics of batch norms; the optimiser's state is in `momentum`.
     pub state: &'a mut [f32],
     /// Batches seen by each batch norm, and Adam's steps.
     pub counters: &'a mut [i64],

@@ -1,13 +1,12 @@
-//! Graph to plan: a flat list of kernel calls over one arena, with offsets assigned at compile
-//! time.
+//! Graph to plan: a flat list of steps over one arena, with offsets assigned at compile time.
 //!
 //! Running a plan allocates nothing, does not branch on data and waits for no device. There is no
 //! tape: backward is derived here, op by op (see `lower`, one file per family of operations), and
 //! only for nodes that depend on a parameter.
 //!
 //! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
-//! `builder`, dead steps are dropped, rows of steps become a `chain`, `arena` assigns memory from
-//! the values' lifetimes, and the result is checked before it is handed out.
+//! `builder`, dead steps are dropped, runs of consecutive steps become a `chain`, `arena` assigns
+//! memory from the values' lifetimes, and the result is checked before it is handed out.
 
 mod arena;
 mod builder;
@@ -74,7 +73,7 @@ impl Plan {
         self.arena_len
     }
 
-    /// Number of kernel calls.
+    /// Number of steps.
     pub fn len(&self) -> usize {
         self.steps.len()
     }

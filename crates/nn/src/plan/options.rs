@@ -35,7 +35,7 @@ pub enum PlanMode {
     Infer,
     /// Like [`PlanMode::Infer`], with a draw of actions instead of the output, see
     /// [`ops::sample`](crate::ops::sample). Legality and step are inputs after the graph's. The
-    /// draw is outputs 0 to 4, then come the states, then copies of the inputs that have rows.
+    /// draw is outputs 0 to 4, then come the states, then copies of all inputs except states.
     Draw(Arc<Sampler>),
     /// Forward with batch statistics, then backward from a gradient of the output that the caller
     /// writes into the arena. Gradients of parameters and inputs stay in the arena.
@@ -65,7 +65,7 @@ impl PlanMode {
 pub struct PlanOptions {
     /// Samples; for sequences the rows of all steps, `[steps][sequences]`.
     pub batch: usize,
-    /// Steps of each sequence; 1 for samples without sequences.
+    /// Length of each sequence, in steps; 1 for samples without sequences.
     pub steps: usize,
     /// Computation.
     pub mode: PlanMode,
@@ -75,9 +75,9 @@ pub struct PlanOptions {
     /// Kind of device that it runs on.
     pub target: PlanTarget,
     /// Precision of the products of convolutions and linear layers. On CUDA devices it also
-    /// determines the element type of values.
+    /// determines the element type of activations and their gradients.
     pub precision: Precision,
-    /// Whether a processor may compute convolutions by Winograd's minimal filtering.
+    /// Whether the CPU may compute convolutions by Winograd's minimal filtering.
     pub winograd: bool,
     /// Loss, and the type of the targets, in [`PlanMode::Train`] and [`PlanMode::Evaluate`].
     pub loss: Loss,
@@ -86,7 +86,7 @@ pub struct PlanOptions {
 }
 
 impl PlanOptions {
-    /// With fusion, for the processor, in f32, without sequences, cross-entropy, no log of batches.
+    /// With fusion, for the CPU, in f32, without sequences, cross-entropy, no log of batches.
     pub fn new(batch: usize, mode: PlanMode) -> Self {
         Self {
             batch,
@@ -101,7 +101,7 @@ impl PlanOptions {
         }
     }
 
-    /// Element type of values between steps.
+    /// Element type of activations and their gradients between steps.
     pub fn values(&self) -> ValueType {
         match self.target {
             PlanTarget::Cpu => ValueType::F32,

@@ -38,7 +38,7 @@ pub(crate) type ValueList = SmallVec<[ValueId; 8]>;
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) op: StepOp,
-    /// Element type of the operands that are values.
+    /// Element type of activations and their gradients among the operands.
     pub(crate) values: ValueType,
     pub(crate) reads: ValueList,
     pub(crate) writes: ValueList,
@@ -50,7 +50,7 @@ pub(crate) struct Draft {
 pub struct PlanStep {
     /// The operation with its shapes.
     pub op: StepOp,
-    /// Element type of the operands that are values.
+    /// Element type of activations and their gradients among the operands.
     pub values: ValueType,
     /// Pieces it reads, in the order of the operation's signature.
     pub reads: SmallVec<[SpaceSpan; 8]>,
@@ -59,7 +59,7 @@ pub struct PlanStep {
 }
 
 impl PlanStep {
-    /// A step whose values are f32, if it has any.
+    /// A step whose activations and their gradients, if it has any, are f32.
     pub(crate) fn new(op: impl Into<StepOp>, reads: &[SpaceSpan], writes: &[SpaceSpan]) -> Self {
         let (reads, writes) = (SmallVec::from_slice(reads), SmallVec::from_slice(writes));
         Self { op: op.into(), values: ValueType::F32, reads, writes }

@@ -171,8 +171,9 @@ impl RowPath<'_> {
 
 impl Plan {
     /// Compiles the evaluation of all rows of a table of alphas: forward with running statistics,
-    /// loss and metrics for each row. The plan reads the whole table; the loss of row k goes to the
-    /// k-th configuration after the first one of the run. The mode in `options` is ignored.
+    /// loss and metrics for each row. The plan reads the whole table; the loss of row k goes to row
+    /// k of [`Space::Scores`](crate::space::Space::Scores), counted from the first row of the run.
+    /// The mode in `options` is ignored.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`](crate::Error::EmptyBatch) for a batch of no samples or a graph with an
@@ -189,7 +190,7 @@ impl Plan {
         let options = PlanOptions { mode: PlanMode::Evaluate, ..options };
         let mut b = PlanBuilder::new(graph, &layout, options);
         let mut values: Vec<ValueId> = vec![];
-        let first = b.arena(batch);
+        let reference = b.arena(batch);
         for visit in tree(graph, &fuse::units(graph, &b.options), pattern) {
             match visit {
                 TreeVisit::Compute { unit, row, inputs } => {
@@ -200,7 +201,7 @@ impl Plan {
                 }
                 TreeVisit::Score { logits, rows } => {
                     b.bind(graph.output, values[logits]);
-                    lower::train::score(&mut b, &rows, first);
+                    lower::train::score(&mut b, &rows, reference);
                 }
             }
         }

@@ -40,7 +40,7 @@ pub(super) fn blend(
     b.emit(BlendOp::Forward(blend), &reads, &[y]);
     Box::new(move |b, dy| {
         let [h, m, x, g, a] = reads;
-        // The gradients of ADD depend on alpha alone: a processor need not keep the values.
+        // The gradients of ADD depend on alpha alone: the CPU need not keep the values.
         let kept = mode != BlendMode::Add || b.options.target == PlanTarget::Cuda;
         let [h, m] = [h, m].map(|value| if kept { value } else { ValueId::NONE });
         let reads = [h, m, x, g, a, dy];

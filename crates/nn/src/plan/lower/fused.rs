@@ -1,4 +1,5 @@
-//! Fused convolutions: their neighbours are computed where raw outputs are read.
+//! Fused convolutions: the batch norm and ReLU before a convolution are computed while it loads its
+//! input.
 
 use super::conv::ConvNode;
 use super::norm::NormNode;
@@ -22,7 +23,7 @@ pub(in crate::plan) fn begin(b: &mut PlanBuilder<'_>, units: &[Unit]) {
         _ => None,
     });
     let mut group = None;
-    // One more for the sums of each norm, which its own fused convolution or a classifier takes.
+    // Tickets, see `ops::fused`; one more per norm, for the step that computes its gradient sums.
     let tickets = convolutions.map(|conv| {
         group.get_or_insert(b.graph.params[conv.weight.index()].group.index());
         let fused = FusedConv::new(conv.product, None);
@@ -93,11 +94,12 @@ impl Convolved {
             Some(pooled) => (BatchNorm { pool: true, ..after.norm }, pooled.dout),
             None => (after.norm, dy),
         };
-        let left = match b.fused.left(unit.output) {
-            Some(left) => left,
+        // The next fused convolution, or the classifier, may have computed the sums already.
+        let pending = match b.fused.pending(unit.output) {
+            Some(pending) => pending,
             None => sums(b, norm, z, &after, dy),
         };
-        let PendingGradient { coefficients, uniform } = left;
+        let PendingGradient { coefficients, uniform } = pending;
         let dweight = b.param_gradient(conv.weight);
         let tickets = b.tickets(fused.tickets()[1]);
         let [mean, _, _, beta] = after.parameters;
@@ -111,7 +113,7 @@ impl Convolved {
             let op = FusedOp::Backward { conv: fused, after: norm, uniform, data };
             b.emit(op, &reads, &[dx.value, dweight, dgamma, dbeta, coefficients, tickets]);
             if before.is_some() {
-                b.fused.leave(conv.x, PendingGradient { coefficients, uniform: false });
+                b.fused.set_pending(conv.x, PendingGradient { coefficients, uniform: false });
             }
         });
     }
@@ -123,7 +125,7 @@ fn norm_gradient(b: &mut PlanBuilder<'_>, of: &Loaded) -> [ValueId; 3] {
     [dgamma, dbeta, b.arena(3 * of.norm.shape.c)]
 }
 
-/// Emits the sums of a norm's gradient, unless the next convolution has already computed them.
+/// Emits the sums of a norm's gradient.
 fn sums(
     b: &mut PlanBuilder<'_>,
     norm: BatchNorm,
@@ -160,6 +162,6 @@ pub(super) fn head(b: &mut PlanBuilder<'_>, pool: NodeId, linear: NodeId) -> Opt
         let reads = [z, mean, var, gamma, beta, weight, means, dlogits];
         b.emit(FusedOp::HeadGradient(head), &reads, &writes);
         b.seed(x, dy);
-        b.fused.leave(x, PendingGradient { coefficients, uniform: true });
+        b.fused.set_pending(x, PendingGradient { coefficients, uniform: true });
     }))
 }

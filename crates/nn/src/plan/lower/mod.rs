@@ -1,4 +1,4 @@
-//! Lowers operations to kernel calls, forward and backward: one file per family.
+//! Lowers operations to steps, forward and backward: one file per family.
 //!
 //! To add an operation: its shape in `graph`, its kernel in `kernels`, and here one function that
 //! emits its forward steps (values of [`ops`](crate::ops)) and returns the closure that emits its
@@ -26,7 +26,7 @@ pub(super) fn forward(b: &mut PlanBuilder<'_>, unit: &Unit) -> Result<Option<Emi
         Unit::Node(node) => Ok(self::node(b, *node)),
         Unit::Norm(unit) if unit.fused => fused::convolution(b, unit),
         Unit::Norm(unit) => norm::batch_norm(b, unit),
-        Unit::StraightPool { pool, norm } => Ok(pool::straight_max(b, *pool, *norm)),
+        Unit::StraightPool { pool, norm_output } => Ok(pool::straight_max(b, *pool, *norm_output)),
         Unit::Head { pool, linear } => Ok(fused::head(b, *pool, *linear)),
     }
 }

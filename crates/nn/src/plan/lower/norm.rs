@@ -81,7 +81,7 @@ pub(super) fn batch_norm(b: &mut PlanBuilder<'_>, unit: &NormUnit) -> Result<Opt
         b.emit(op, &[mean, var], &[running[0], running[1], batches]);
     }
     let y = b.output(unit.output);
-    let saves_codes = unit.pool && b.backward() && b.wants(unit.output);
+    let saves_codes = unit.pool && b.backward() && b.needs_gradient(unit.output);
     let codes = if saves_codes { b.arena_bytes(norm.output().len()) } else { ValueId::NONE };
     let reads = [input, mean, var, gamma, beta];
     b.emit(NormOp::Forward(norm), &reads, &[y, codes]);

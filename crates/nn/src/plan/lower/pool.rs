@@ -26,7 +26,7 @@ impl Pooled {
         let shape = PoolShape { input: b.shape(x), window };
         let input = b.node(x);
         let y = b.output(node);
-        let saved = b.backward() && b.wants(node);
+        let saved = b.backward() && b.needs_gradient(node);
         let positions = match (saved, shape.is_wide()) {
             (false, _) => ValueId::NONE,
             (true, false) => b.arena_bytes(shape.output().len()),
@@ -50,19 +50,19 @@ pub(super) fn max(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward>
 }
 
 /// `MaxPool2d` after a `StraightThrough`: the module receives its gradient as usual. The norm unit
-/// with output `norm` receives the gradient of the pooling's input, as if pooling were part of the
-/// unit.
+/// with output `norm_output` receives the gradient of the pooling's output with its codes, and
+/// routes it back itself, as if pooling were part of the unit.
 pub(super) fn straight_max(
     b: &mut PlanBuilder<'_>,
     node: NodeId,
-    norm: NodeId,
+    norm_output: NodeId,
 ) -> Option<EmitBackward> {
     let pooled = Pooled::forward(b, node)?;
     Some(Box::new(move |b, dy| {
         let len = pooled.shape.output().len();
         let codes = b.arena_bytes(len);
         b.emit(PoolOp::NormCodes { len }, &[pooled.y, pooled.positions], &[codes]);
-        b.give_pooled(norm, PooledGradient { dout: dy, codes, out: pooled.y });
+        b.give_pooled(norm_output, PooledGradient { dout: dy, codes, out: pooled.y });
         pooled.backward(b, dy);
     }))
 }

@@ -45,7 +45,7 @@ pub(in crate::plan) fn policy_loss(
 ) -> ValueId {
     let (value, gradient) = (b.node(b.graph.output), output_like(b));
     let (loss, rows) = (Arc::clone(loss), b.batch());
-    emit_given(b, PpoOp::Objective { loss, pass, rows }, &[value], &[gradient]);
+    emit_with_extra_inputs(b, PpoOp::Objective { loss, pass, rows }, &[value], &[gradient]);
     b.as_values(gradient)
 }
 
@@ -85,14 +85,15 @@ fn output_like(b: &mut PlanBuilder<'_>) -> ValueId {
 }
 
 /// Emits loss and sums of the score of the graph's output, for the given rows of the scores.
-/// `first` has the losses of row 0, which is scored first.
-pub(in crate::plan) fn score(b: &mut PlanBuilder<'_>, rows: &[usize], first: ValueId) {
+/// `reference` has the samples' losses of row 0: written when row 0 is scored, which is the first,
+/// and read for all other rows.
+pub(in crate::plan) fn score(b: &mut PlanBuilder<'_>, rows: &[usize], reference: ValueId) {
     let (reads, rows) = (loss_reads(b), rows.to_vec());
     let of = batch_loss(b);
     let len = metrics::scores_len(&rows, of.has_score_sums());
     let scores = b.fixed(SpaceSpan::new(Space::Scores, DType::F64, 0, len));
     let own = b.arena(b.batch());
-    b.emit(LossOp::Evaluate { of, rows }, &reads, &[scores, first, own]);
+    b.emit(LossOp::Evaluate { of, rows }, &reads, &[scores, reference, own]);
 }
 
 fn batch_loss(b: &PlanBuilder<'_>) -> BatchLoss {
@@ -157,8 +158,8 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
     }
 }
 
-/// Emits the steps that multiply the steps of an update by their factors f: a parameter that was p
-/// and is p' becomes `f·p' + (1 − f)·p`, which is p' itself with f = 1, and p with f = 0.
+/// Emits the plan steps that scale the update of each parameter by its factor f: a parameter that
+/// was p and is p' becomes `f·p' + (1 − f)·p`, which is p' itself with f = 1, and p with f = 0.
 fn shorten(b: &mut PlanBuilder<'_>, len: usize, before: ValueId, values: ValueId) {
     let [factors, rests] =
         [0, len].map(|start| b.fixed(SpaceSpan::new(Space::StepFactors, DType::F32, start, len)));
@@ -173,7 +174,9 @@ fn pass(len: usize) -> ElementwiseOp {
     ElementwiseOp::Pass { len, accumulate: false }
 }
 
-/// Ranges and matrices of the update of a group's parameters of one variant.
+/// Ranges and matrices of the update of a group's parameters of one variant. If the optimiser
+/// counts steps, there is one range for each parameter of the group (empty if another variant or
+/// Muon updates it, or no gradient reaches it): a range's index is that of the step counter.
 fn updated(
     b: &PlanBuilder<'_>,
     (group, variant): (usize, usize),
@@ -215,7 +218,7 @@ fn hyperparameters(b: &mut PlanBuilder<'_>, group: usize, variant: usize) -> Val
 }
 
 /// Emits copies to the caller's memory: of the output, or of the draws from it, then of every
-/// LSTM's last state. A plan that draws also copies the inputs that have rows.
+/// LSTM's last state. A plan that draws also copies all inputs except states.
 pub(in crate::plan) fn deliver(b: &mut PlanBuilder<'_>, draw: Option<&Arc<Sampler>>) {
     b.begin(Phase::Deliver);
     let output = b.node(b.graph.output);
@@ -223,14 +226,14 @@ pub(in crate::plan) fn deliver(b: &mut PlanBuilder<'_>, draw: Option<&Arc<Sample
         None => (vec![output], 0),
         Some(sampler) => {
             let (sampler, rows) = (Arc::clone(sampler), b.batch());
-            (vec![], emit_given(b, SampleOp::Draw { sampler, rows }, &[output], &[]))
+            (vec![], emit_with_extra_inputs(b, SampleOp::Draw { sampler, rows }, &[output], &[]))
         }
     };
     results.extend(b.last_states.clone());
     if draw.is_some() {
         for (i, node) in b.graph.nodes.iter().enumerate() {
-            let has_rows = !matches!(node.op, NodeOp::State(_));
-            results.extend(has_rows.then(|| b.input(NodeId(i))).flatten());
+            let is_copied = !matches!(node.op, NodeOp::State(_));
+            results.extend(is_copied.then(|| b.input(NodeId(i))).flatten());
         }
     }
     for (n, from) in (first..).zip(results) {
@@ -247,7 +250,7 @@ pub(in crate::plan) fn deliver(b: &mut PlanBuilder<'_>, draw: Option<&Arc<Sample
 
 /// Emits a step that also reads the inputs after the graph's and writes the first outputs; returns
 /// the number of these outputs.
-fn emit_given(
+fn emit_with_extra_inputs(
     b: &mut PlanBuilder<'_>,
     op: impl Into<ops::StepOp>,
     reads: &[ValueId],
