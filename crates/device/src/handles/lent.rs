@@ -30,8 +30,8 @@ impl LentTensor {
                 got: tensor.device().id().to_string(),
             });
         };
-        let pending = tensor.storage().hazards().all();
-        pending.into_iter().try_for_each(|access| Event(access).synchronize())?;
+        let mut pending = tensor.storage().hazards().last_of_each_stream();
+        pending.try_for_each(|access| Event(access).synchronize())?;
         let address = start.as_ptr().expose_provenance() + tensor.offset();
         Ok(Self { tensor: tensor.clone(), address })
     }
@@ -67,8 +67,8 @@ impl LentDeviceTensor {
     /// code need not wait for it.
     #[track_caller]
     pub(super) fn new(tensor: &Tensor) -> Result<Self> {
-        let pending = tensor.storage().hazards().all();
-        pending.into_iter().try_for_each(|access| Event(access).synchronize())?;
+        let mut pending = tensor.storage().hazards().last_of_each_stream();
+        pending.try_for_each(|access| Event(access).synchronize())?;
         Ok(Self { tensor: tensor.clone() })
     }
 

@@ -322,8 +322,7 @@ impl Tensor {
     }
 
     /// Lends the memory to code that uses addresses. Waits until all enqueued work that uses the
-    /// memory is done; counted as one synchronisation for each recorded access, such as the last
-    /// write, and the last read of each stream.
+    /// memory is done; counted as one synchronisation for each stream with such work.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a device whose memory the host cannot address;

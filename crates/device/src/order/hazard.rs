@@ -135,9 +135,8 @@ impl Hazards {
             self.inherited.push(write);
         }
         if keep_done {
-            let inherited = &mut self.inherited;
-            inherited.sort_unstable_by_key(|access| (access.stream.id, Reverse(access.seq)));
-            inherited.dedup_by_key(|access| access.stream.id);
+            let inherited = std::mem::take(&mut self.inherited);
+            self.inherited = last_of_each_stream(inherited);
         } else {
             self.forget_done();
         }
@@ -160,9 +159,10 @@ impl Hazards {
         *self = Hazards::default();
     }
 
-    /// All accesses, including inherited ones.
-    pub(crate) fn all(&self) -> Vec<Access> {
-        self.inherited.iter().chain(&self.reads).chain(&self.write).cloned().collect()
+    /// The last access of each stream, among all accesses, including inherited ones.
+    pub(crate) fn last_of_each_stream(&self) -> impl Iterator<Item = Access> + use<> {
+        let all = self.inherited.iter().chain(&self.reads).chain(&self.write);
+        last_of_each_stream(all.cloned().collect()).into_iter()
     }
 
     /// Whether all accesses are done.
@@ -170,6 +170,13 @@ impl Hazards {
         let all = self.inherited.iter().chain(&self.reads).chain(&self.write);
         all.into_iter().all(Access::is_done)
     }
+}
+
+/// The last of the accesses of each stream.
+fn last_of_each_stream(mut accesses: Accesses) -> Accesses {
+    accesses.sort_unstable_by_key(|access| (access.stream.id, Reverse(access.seq)));
+    accesses.dedup_by_key(|access| access.stream.id);
+    accesses
 }
 
 /// Sets `slot` to this access; keeps the stream's reference count if the stream is the same.
