@@ -453,7 +453,7 @@ fn a_description_has_a_version_and_a_size() {
     for (text, words) in [
         (format!("version = 3\n{head}\nsomething = 1"), "it has version 3"),
         (format!("version = 0\n{head}"), "`version` must be 1 or 2, got 0"),
-        (format!("name = \"a b\"\n{head}"), "the name of the host has"),
+        (format!("name = \"a b\"\n{head}"), "the name of the host must have"),
         (format!("layer = 1\n{head}"), "unknown field `layer`"),
         ("name = \"a\"".into(), "missing field `layers`"),
         ("layers = 3".into(), "invalid type"),
