@@ -174,7 +174,7 @@ fn slots(
 pub(super) enum EnvSamples {
     /// All samples of the dataset, on the env's stream.
     Resident(Tensor),
-    /// Streamed samples: those of two batches.
+    /// The samples of two batches of a streamed dataset.
     Streamed(Box<BatchStage>),
 }
 

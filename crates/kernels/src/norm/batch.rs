@@ -198,7 +198,7 @@ pub fn batch_norm_act_forward(
 
 /// Gradients of [`batch_norm_act_forward`] in training, except of the raw input: with `dz` the
 /// gradient routed back through pool and activation, `x̂ = (x − mean)/√(var + eps)` and M = N·H·W,
-/// adds `dγ = Σ dz·x̂` and `dβ = Σ dz` to `gradients`, which are those of γ and β, in this order.
+/// adds `dγ = Σ dz·x̂` and `dβ = Σ dz` to `gradients`, which has dγ first, then dβ.
 /// Writes the coefficients of [`batch_norm_input_gradient`], `[3][C]`.
 pub fn batch_norm_gradient_sums(
     isa: Isa,

@@ -38,11 +38,10 @@ use crate::setup::Setup;
 
 /// A growing host with its measurements.
 pub(crate) struct Env {
-    /// Index of the env in the run, by which events and files name it. [`Population::envs`] has
+    /// Index of the env in the run, as in events and files. [`Population::envs`] has
     /// only envs in training, so the position of the env there may be another.
     pub(crate) index: usize,
-    /// Number by which the env's random numbers are drawn, and under which the controller knows the
-    /// env: `index`, unless the setting `env_numbers` gives another (`TrainConfig::env_number`).
+    /// Key of the env's random numbers, and number of the env for the controller: `index`, unless the setting `env_numbers` gives another (`TrainConfig::env_number`).
     pub(crate) number: usize,
     /// The host, which grows, and its network.
     pub(crate) grown: TrainedHost,

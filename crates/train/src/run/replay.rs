@@ -18,7 +18,7 @@ use crate::setup::{OtherInputs, ResolvedNames};
 /// The settings of a run that trains member `member` of the run in `folder` again, without members
 /// on which it does not depend. The new run trains the members from which `member` descends by
 /// copies, each for the steps that its descendant needs, and `member` as its last member. The envs
-/// of the last member have the same bits as those of `member` in the run in `folder`. `options`
+/// of the last member have the same bits as the envs of `member` in `folder`. `options`
 /// replaces settings that results do not depend on.
 ///
 /// # Errors

@@ -176,7 +176,7 @@ fn pass(len: usize) -> ElementwiseOp {
 
 /// Ranges and matrices of the update of a group's parameters of one variant. If the optimiser
 /// counts steps, there is one range for each parameter of the group (empty if another variant or
-/// Muon updates it, or no gradient reaches it): a range's index is that of the step counter.
+/// Muon updates it, or no gradient reaches it): range i has step counter i.
 fn updated(
     b: &PlanBuilder<'_>,
     (group, variant): (usize, usize),
