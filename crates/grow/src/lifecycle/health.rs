@@ -37,8 +37,8 @@ impl GradientHealth {
 
     /// Health from counts over tensors and steps, as in the network's metrics. `gradients` counts
     /// every tensor once in each optimiser step; `vanishing` and `exploding` count the vanishing
-    /// and the exploding gradients among them. `norm` is the mean L2 norm over the steps. `None` without
-    /// measured gradients.
+    /// and the exploding gradients among them. `norm` is the mean L2 norm over the steps. `None`
+    /// without measured gradients.
     pub fn from_counts(vanishing: u64, exploding: u64, gradients: u64, norm: f64) -> Option<Self> {
         if gradients == 0 {
             return None;

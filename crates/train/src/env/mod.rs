@@ -41,7 +41,8 @@ pub(crate) struct Env {
     /// Index of the env in the run, as in events and files. [`Population::envs`] has
     /// only envs in training, so the position of the env there may be another.
     pub(crate) index: usize,
-    /// Key of the env's random numbers, and number of the env for the controller: `index`, unless the setting `env_numbers` gives another (`TrainConfig::env_number`).
+    /// Key of the env's random numbers, and number of the env for the controller: `index`, unless
+    /// the setting `env_numbers` gives another (`TrainConfig::env_number`).
     pub(crate) number: usize,
     /// The host, which grows, and its network.
     pub(crate) grown: TrainedHost,
