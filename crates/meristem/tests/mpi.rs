@@ -78,8 +78,8 @@ fn rank_errors(m: &Meristem, rank: usize) -> String {
     rank_output(m, "erred", rank).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Asserts that some rank has reported an error that all ranks find: mpirun ends the others, perhaps
-/// before they report it, when the first has exited.
+/// Asserts that some rank has reported an error that all ranks find: when the first has exited,
+/// mpirun ends the others, perhaps before they report it.
 fn assert_reported(m: &Meristem, ranks: usize, words: &str) {
     let errors: Vec<String> = (0..ranks).map(|rank| rank_errors(m, rank)).collect();
     assert!(errors.iter().any(|error| error.contains(words)), "{words}: {errors:?}");
