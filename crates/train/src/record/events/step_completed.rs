@@ -46,9 +46,11 @@ pub struct StepCompleted {
     pub action: String,
     /// Terms of the action's reward, which is their sum.
     pub reward: RewardTerms,
-    /// Seconds that the step took, for all envs together; null in steps that `time_every` skips.
+    /// Seconds from the start of the step until the metrics of all envs are read; null in steps
+    /// that `time_every` skips.
     pub step_seconds: Option<f64>,
-    /// Training images per second of `step_seconds`, for all envs together; null in the same steps.
+    /// Images per second of `step_seconds` that all envs and their twins trained; null in the same
+    /// steps.
     #[serde(alias = "images_per_second")]
     pub images_per_s: Option<f64>,
     /// Seconds by phase, in the same steps; only with `telemetry` full.
