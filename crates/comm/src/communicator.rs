@@ -52,7 +52,7 @@ pub struct Traffic {
 /// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
 /// the other ranks' calls, but not for the device; between devices of a process, over
 /// [`mpi`](Communicator::mpi) and over TCP ([`rendezvous`](Communicator::rendezvous)) it waits for
-/// the tensors to send.
+/// the tensors to send, and over MPI from GPU to GPU for those to receive, too.
 ///
 /// Dropping a communicator notifies the other ranks: their current or next call fails at once with
 /// an error that names this rank. An error of this rank alone in a collective does the same, for
@@ -84,9 +84,12 @@ impl Communicator {
     /// `mpirun`. May be called once per process. Without the feature `mpi` the error explains how
     /// to build with it, so callers need no `cfg`.
     ///
-    /// MPI takes host memory, so calls wait for the stream of the tensors that they send. After a
-    /// rank was killed, the calls of the other ranks fail at the deadline, or `mpirun` ends the
-    /// other ranks (Open MPI 4 continues under `--enable-recovery`).
+    /// A library that says that it takes memory of a GPU ([`meristem_device::mpi_takes_cuda_memory`])
+    /// gets the addresses of tensors on a CUDA device. All other tensors pass through host memory.
+    /// In both cases an exchange of a call waits once for the device: by address for all work on the
+    /// tensors that it sends or receives, through host memory for the tensors that it sends, if any.
+    /// After a rank was killed, the calls of the other ranks fail at the deadline, or `mpirun` ends
+    /// the other ranks (Open MPI 4 continues under `--enable-recovery`).
     ///
     /// Groups from [`split`](Communicator::split) share one thread: a process in several groups
     /// must make their calls in the same order on all ranks. Dropping the last communicator waits

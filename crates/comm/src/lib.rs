@@ -41,6 +41,7 @@
 //! - `mpi`: ranks that are processes.
 //! - `nccl`: ranks with GPUs; elements move over NCCL, control messages over another transport.
 //! - `tcp`: ranks that are processes, which find each other by environment variables.
+//! - `packing`: parcels in one piece of device memory each.
 //! - `wire`: headers and notices between ranks.
 //! - `host`: copies between a device and host memory.
 //! - `agree`: comparison of the ranks' calls.
@@ -53,8 +54,10 @@
 //! - `number`: element types that can be summed.
 //! - `sync`: locks and atomics, which a model checker replaces in tests.
 //! - `error`: errors, which name the rank that caused them.
+//!
+//! Unsafe code is only in `mpi::device_memory`, which gives addresses of device memory to MPI.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod agree;
 mod auto;
@@ -73,6 +76,7 @@ mod mpi;
 mod nccl;
 mod number;
 mod outer;
+mod packing;
 mod scratch;
 mod spans;
 mod sparse;

@@ -146,10 +146,11 @@ pub struct Sum<'a, T = Tensor> {
 /// The connection of one rank to the other ranks.
 ///
 /// Calls are collective: every rank makes the same calls in the same order. They enqueue work onto
-/// `stream` and do not wait for the device, except to read elements into host memory (MPI, TCP).
-/// Whether a call waits for the other ranks' calls depends on the transport. Tensors are device
-/// memory of `stream`. No host memory is part of the interface, so it fits queues of an accelerator
-/// (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared memory.
+/// `stream` and do not wait for the device, except to read elements into host memory (MPI, TCP), or
+/// before MPI gets their addresses. Whether a call waits for the other ranks' calls depends on the
+/// transport. Tensors are device memory of `stream`. No host memory is part of the interface, so it
+/// fits queues of an accelerator (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared
+/// memory.
 ///
 /// Every rank gets the same error, see [`Error`]. Between processes, a rank may finish a call in
 /// which another rank fails; its next call then returns the error.
@@ -164,8 +165,8 @@ pub trait Transport: Send {
     fn size(&self) -> usize;
 
     /// Sends and receives elements in one exchange. Parcels from one rank to another arrive in the
-    /// given order. A received parcel must match the sent one in type and number of elements. No
-    /// rank sends to itself.
+    /// given order. A received parcel must match the sent one in type and number of elements, and
+    /// shares no memory with another parcel of the call. No rank sends to itself.
     ///
     /// # Errors
     /// The errors of the trait; [`Error::BadArgument`] for parcels to this rank or on another

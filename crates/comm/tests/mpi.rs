@@ -5,6 +5,8 @@
 //! output of processes, even within a line.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may unwrap")]
 
+#[path = "mpi/by_address.rs"]
+mod by_address;
 #[path = "all/common/mod.rs"]
 #[allow(dead_code, reason = "shared with the other tests")]
 mod common;
@@ -50,6 +52,11 @@ struct Heard {
 
 /// Runs a case on `n` processes. With `survivors` the other processes outlive a dead one.
 fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
+    mpirun_with(None, n, case, survivors)
+}
+
+/// [`mpirun`] with a library that is loaded before all others.
+fn mpirun_with(library: Option<&Path>, n: usize, case: &str, survivors: bool) -> Heard {
     // One at a time: a machine has few cores, and deadlines are short.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,6 +66,7 @@ fn mpirun(n: usize, case: &str, survivors: bool) -> Heard {
     command.args(survivors.then_some("--enable-recovery"));
     command.args(["-n", &n.to_string()]).arg(std::env::current_exe().unwrap());
     command.args(["--exact", "rank", "--ignored", "--nocapture"]);
+    command.envs(library.map(|library| ("LD_PRELOAD", library)));
     let output = command.env(CASE, case).env(WORDS, folder.path()).output().unwrap();
     let printed = [output.stdout, output.stderr].concat();
     let printed = String::from_utf8_lossy(&printed).into_owned();
@@ -84,7 +92,7 @@ fn rank() {
     let Ok(case) = std::env::var(CASE) else { return };
     let (name, value) = case.split_once(':').unwrap_or((&case, ""));
     let deadline = match name {
-        "kill" | "late" => DEADLINE,
+        "kill" | "late" | "lost" => DEADLINE,
         "leave" => Duration::MAX,
         _ => PATIENT,
     };
@@ -102,6 +110,9 @@ fn rank() {
         "fails" => one_fails(comm, &stream, value),
         "watch" => watched(comm),
         "closes" => closed(comm),
+        "counts" => by_address::counts(comm, &device, &stream),
+        "pieces" => by_address::exchange_pieces(comm, &stream),
+        "lost" => by_address::lose_a_rank(comm, &stream),
         "twice" => say(me, Communicator::mpi(&CommOptions { deadline }).unwrap_err()),
         _ => panic!("{case}"),
     }

@@ -70,7 +70,8 @@ pub use handles::{
     Launches, LentDeviceTensor, LentTensor, PlannedLaunch, Stream, Tensor,
 };
 pub use handles::{
-    MemoryAround, MemoryReport, Peers, Scratch, read_back, read_back_as, read_back_f64,
+    MemoryAround, MemoryReport, Peers, Scratch, lend_on_device, read_back, read_back_as,
+    read_back_f64,
 };
 pub use hooks::POISON;
 pub use observers::{ActSite, HotScope, ScopePolicy, ScopeReport, Trace, TraceReport, TraceSpan};

@@ -9,6 +9,7 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 use meristem::nn::safetensors;
@@ -408,9 +409,9 @@ fn a_remark_about_settings_is_printed_by_one_rank() {
     }
 }
 
-/// Sums of GPUs over MPI go through host memory, which rank 0 says with its cost, and whether the
-/// MPI library could take memory of a GPU. On the processor there is nothing to say. CI runs it on
-/// the stand-in for the CUDA driver, too.
+/// Sums of GPUs over an MPI library that takes no memory of a GPU go through host memory, which
+/// rank 0 says with its cost. On the processor there is nothing to say. CI runs it on the stand-in
+/// for the CUDA driver, too.
 #[test]
 fn gpus_over_mpi_are_named_as_slow() {
     let m = with_images();
@@ -425,20 +426,45 @@ fn gpus_over_mpi_are_named_as_slow() {
     for words in words {
         assert_eq!(said.contains(words), device.starts_with("cuda"), "{said}");
     }
-    if !device.starts_with("cuda") {
+}
+
+/// A library that says that it takes memory of a GPU, as Open MPI built with CUDA does, gets it:
+/// the bits of threads, no warning, and no copy to the host for gradients. Only on the stand-in,
+/// whose memory of a GPU any library can access.
+#[test]
+fn gpus_over_mpi_exchange_by_address() {
+    let device = std::env::var("MERISTEM_TEST_DEVICE").unwrap_or_default();
+    if !device.starts_with("cuda") || Path::new("/dev/nvidiactl").exists() {
         return;
     }
-    // A library that says that it takes memory of a GPU, as Open MPI built with CUDA does.
+    let m = with_images();
     fs::write(m.path("aware.c"), "int MPIX_Query_cuda_support(void) { return 1; }").unwrap();
     let mut compile = Command::new("mpicc");
     compile.args(["-shared", "-fPIC", "-o", "aware.so", "aware.c"]).current_dir(m.folder.path());
     assert!(compile.status().unwrap().success());
-    let again = format!("{run} aware");
-    let mut command = mpirun(&m, &[], &[&again, &again]);
-    command.env("LD_PRELOAD", m.path("aware.so"));
-    assert!(ends(command).success(), "{}", rank_errors(&m, 0));
-    let said = rank_errors(&m, 0);
-    assert!(said.contains("although its library would take memory of a GPU"), "{said}");
+    let run = RUN.replace("--rounds 2 --steps 8", "--rounds 1 --steps 3");
+    let replicas = run.replace("--envs 4", "--envs 1 --data-parallel");
+    let replicas = replicas.replace("--controller ppo", "--controller heuristic");
+    let copies = |run: &str| {
+        let summary = m.json(&format!("{run}/summary.json"));
+        summary["hot_path"]["copies_to_host"].as_f64().unwrap()
+    };
+    for (name, run) in [("policy", run), ("replicas", replicas)] {
+        let run = format!("{run} --exchange topk:0.05 --devices {device} --run-dir {name}");
+        m.ok(&format!("{run}-threads --comm threads --ranks 2"));
+        let expected = outcome(&m, &format!("{name}-threads"));
+        let by_address = format!("{run}-address --comm mpi");
+        let mut command = mpirun(&m, &[], &[&by_address, &by_address]);
+        command.env("LD_PRELOAD", m.path("aware.so"));
+        assert!(ends(command).success(), "{}", rank_errors(&m, 0));
+        assert!(!rank_errors(&m, 0).contains("host memory"), "{}", rank_errors(&m, 0));
+        assert_same(&outcome(&m, &format!("{name}-address")), &expected, name);
+        assert_eq!(copies(&format!("{name}-address")), 0.0, "{name}");
+        if name == "replicas" {
+            ok(&m, 2, &format!("{run}-host --comm mpi"));
+            assert!(copies("replicas-host") > 0.0, "nothing was exchanged");
+        }
+    }
 }
 
 /// With `--comm-debug` the collectives and the library log their operations.

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use super::Finding;
-use super::arrows::UNSAFE_ALLOWED;
+use super::arrows::{UNSAFE_ALLOWED, UNSAFE_IN_MODULE};
 use super::tree::Tree;
 
 /// Written in two halves so that this file does not find itself.
@@ -14,8 +14,8 @@ const FORBIDDEN: [(&str, &str); 4] = [
     (concat!("target-cpu", "=native"), "kernels are picked at run time"),
 ];
 
-/// Packages that do not take the workspace's lints, sources that switch one off, and crates that
-/// should forbid `unsafe` but do not.
+/// Packages that do not take the workspace's lints, sources that switch one off, crates that should
+/// forbid `unsafe` but do not, and modules that allow it.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
     let mut findings = vec![];
     for file in tree.ending("Cargo.toml").filter(|f| f.path != "Cargo.toml") {
@@ -25,6 +25,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
             findings.push(Finding::new(&file.path, "add `[lints] workspace = true`"));
         }
         findings.extend(unsafe_not_forbidden(tree, &file.path));
+        findings.extend(unsafe_in_modules(tree, &file.path));
     }
     for file in tree.ending(".rs") {
         for (number, line) in file.text.lines().enumerate() {
@@ -52,8 +53,30 @@ fn unsafe_not_forbidden(tree: &Tree, manifest: &str) -> Option<Finding> {
         return None;
     }
     let roots = ["src/lib.rs", "src/main.rs"].map(|f| tree.get(&format!("{folder}{f}")));
-    let open = roots.into_iter().flatten().find(|f| !f.text.contains("#![forbid(unsafe_code)]"))?;
-    Some(Finding::new(&open.path, "add `#![forbid(unsafe_code)]`"))
+    let level = if UNSAFE_IN_MODULE.iter().any(|(crate_name, _)| *crate_name == name) {
+        "#![deny(unsafe_code)]"
+    } else {
+        "#![forbid(unsafe_code)]"
+    };
+    let open = roots.into_iter().flatten().find(|f| !f.text.contains(level))?;
+    Some(Finding::new(&open.path, format!("add `{level}`")))
+}
+
+/// In a crate that denies `unsafe`, every place beyond the permitted one that allows it again.
+fn unsafe_in_modules(tree: &Tree, manifest: &str) -> Vec<Finding> {
+    let Some(folder) = manifest.strip_suffix("Cargo.toml") else { return vec![] };
+    let name = folder.trim_end_matches('/').rsplit('/').next();
+    let own = UNSAFE_IN_MODULE.iter().find(|(crate_name, _)| Some(*crate_name) == name);
+    let Some((_, permitted)) = own else { return vec![] };
+    let sources = format!("{folder}src/");
+    let files = tree.ending(".rs").filter(|file| file.path.starts_with(&sources));
+    let places = files.map(|file| {
+        let places = file.text.matches("allow(unsafe_code").count();
+        (file, places - usize::from(file.path == format!("{folder}{permitted}")).min(places))
+    });
+    let message = "`allow(unsafe_code)`: unsafe code belongs into the one module that may have it";
+    let surplus = places.filter(|(_, places)| *places > 0);
+    surplus.map(|(file, _)| Finding::new(&file.path, message)).collect()
 }
 
 #[cfg(test)]
@@ -76,5 +99,28 @@ mod tests {
         let expected =
             ["crates/data/Cargo.toml", "crates/data/src/lib.rs", "crates/data/src/lib.rs:1"];
         assert_eq!(places, expected);
+    }
+
+    #[test]
+    fn only_one_module_of_a_crate_allows_unsafe_code() {
+        let (manifest, allow) = ("lints.workspace = true", "#[allow(unsafe_code)]\nmod device;");
+        let root = "missing_docs = \"deny\"\nundocumented_unsafe_blocks = \"deny\"";
+        let found = |lib: &str, mpi: &str, other: &str| {
+            let files = [
+                ("Cargo.toml", root),
+                ("crates/comm/Cargo.toml", manifest),
+                ("crates/comm/src/lib.rs", lib),
+                ("crates/comm/src/mpi/mod.rs", mpi),
+                ("crates/comm/src/tcp.rs", other),
+            ];
+            let files = files.map(|(path, text)| File { path: path.into(), text: text.into() });
+            let findings = check(&Tree { files: files.into() }).unwrap();
+            findings.into_iter().map(|f| f.place).collect::<Vec<_>>()
+        };
+        let deny = "#![deny(unsafe_code)]";
+        assert_eq!(found(deny, allow, ""), [""; 0]);
+        assert_eq!(found("", allow, ""), ["crates/comm/src/lib.rs"]);
+        assert_eq!(found(deny, allow, allow), ["crates/comm/src/tcp.rs"]);
+        assert_eq!(found(deny, &allow.repeat(2), ""), ["crates/comm/src/mpi/mod.rs"]);
     }
 }

@@ -13,8 +13,15 @@ use super::tree::{File, Tree, WAITS as TABLE};
 const CRATES: [&str; 8] = ["comm", "data", "kernels", "nn", "grow", "control", "train", "meristem"];
 
 /// Functions that wait for a device. `to_vec` is one where its result can fail: a slice's cannot.
-const WAITING: [&str; 6] =
-    ["synchronize", "read_back", "read_back_as", "read_back_f64", "state_dict", "momentum_dict"];
+const WAITING: [&str; 7] = [
+    "synchronize",
+    "read_back",
+    "read_back_as",
+    "read_back_f64",
+    "lend_on_device",
+    "state_dict",
+    "momentum_dict",
+];
 
 /// A call that waits, or an entry that permits one.
 #[derive(Clone, Debug, PartialEq, Eq)]

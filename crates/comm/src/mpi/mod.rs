@@ -1,8 +1,16 @@
 //! Ranks that are processes, over an MPI library (feature `mpi`).
 //!
 //! Handles of the `mpi` crate must stay on one thread. This thread makes all calls of the library;
-//! ranks send it requests over a channel. MPI takes host memory, so an exchange waits once for the
-//! stream of the elements to send. The stream copies received elements without a wait.
+//! ranks send it requests over a channel.
+//!
+//! **Memory.** MPI knows no streams. An exchange therefore waits once for the device, and enqueues
+//! what uses received elements after the transfer.
+//! - The library gets addresses of a CUDA device if it says that it takes them
+//!   ([`mpi_takes_cuda_memory`](meristem_device::mpi_takes_cuda_memory)). Nothing passes through
+//!   host memory. The wait is for all work on the memory that the exchange sends or receives, also
+//!   if it only receives; then the memory is lent ([`lend_on_device`]).
+//! - Otherwise elements pass through host memory. The wait is for the elements to send. The stream
+//!   copies received elements without a wait.
 //!
 //! Invariants
 //! - All calls are non-blocking: sends, receives and probes are polled until a deadline. Messages
@@ -10,8 +18,12 @@
 //!   is collective, so it is done only after all ranks have left in order.
 //! - The size of a message is checked before it is received. The `mpi` crate drops status codes, so
 //!   MPI's default error handler stays set, which ends the process.
-//! - The memory of a request that may never end stays allocated: see [`thread`].
+//! - The memory of a request that may never end stays allocated: see [`thread`]. Device memory
+//!   stays lent, so that it is not reused.
 
+mod chunks;
+#[allow(unsafe_code, reason = "MPI gets addresses of device memory")]
+mod device_memory;
 mod group;
 mod thread;
 mod transfer;
@@ -20,18 +32,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use meristem_device::Stream;
+use meristem_device::{DeviceId, Stream, Tensor, lend_on_device};
 
+use self::device_memory::DeviceMemory;
 use self::group::GROUPS_MAX;
-use self::thread::{MpiExchange, MpiJob, unavailable};
-use self::transfer::{Incoming, Outgoing};
+use self::thread::{MpiExchange, MpiJob, MpiWorld, unavailable};
+use self::transfer::{Incoming, Outgoing, ReceiveMemory, SendMemory};
 use crate::check::GroupRank;
 use crate::error::{Error, Result};
 use crate::log::COMM_LOG;
+use crate::packing::{PackedParcels, Packing, unpack};
 use crate::spans::Spans;
 use crate::sync::lock;
 use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels, others};
 use crate::watch::{ExchangeProblem, GroupStatus, GroupWatch, Heartbeat, endless};
+use crate::wire::Content;
 use crate::{host, wire};
 
 /// Time for the MPI thread to answer a watching thread; more than it takes to send notices.
@@ -40,6 +55,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Connection to the MPI thread, shared by all groups of the process. Dropping it ends MPI.
 struct MpiLink {
     jobs: Option<SyncSender<MpiJob>>,
+    /// Whether the library takes addresses of CUDA memory.
+    takes_cuda_memory: bool,
     /// Channel that disconnects when the thread has finalized MPI, or has given up waiting for the
     /// other ranks.
     over: Mutex<Receiver<()>>,
@@ -65,6 +82,10 @@ struct Mpi {
     deadline: Duration,
     /// Receive buffers. A buffer is free again after a stream has copied it.
     pool: Vec<Arc<Vec<u8>>>,
+    /// Device memory for parcels in several pieces.
+    packing: Packing,
+    /// Whether the way of elements on a GPU is in the log.
+    has_logged_way: bool,
 }
 
 /// Starts MPI in this process and connects all processes that were started together.
@@ -87,12 +108,14 @@ pub(crate) fn world(deadline: Duration) -> Result<Box<dyn Transport>> {
             "start the same program with the same transport in all processes",
         ),
     };
-    let (rank, size) = started.recv_timeout(deadline).map_err(gone)??;
-    tracing::debug!(target: COMM_LOG, rank, size, library = library(), "MPI has started");
-    let next_context = Mutex::new(1);
-    let link = Arc::new(MpiLink { jobs: Some(jobs), over: Mutex::new(over), next_context });
+    let world = started.recv_timeout(deadline).map_err(gone)??;
+    let MpiWorld { rank, size, takes_cuda_memory } = world;
+    let library = library();
+    tracing::debug!(target: COMM_LOG, rank, size, library, takes_cuda_memory, "MPI has started");
+    let (jobs, over, next_context) = (Some(jobs), Mutex::new(over), Mutex::new(1));
+    let link = Arc::new(MpiLink { jobs, takes_cuda_memory, over, next_context });
     let members = (0..size as i32).collect();
-    Ok(Box::new(Mpi { link, context: 0, members, rank, deadline, pool: Vec::new() }))
+    Ok(Box::new(Mpi::new(link, 0, members, rank, deadline)))
 }
 
 /// Version text of the library.
@@ -110,13 +133,25 @@ pub(crate) const DEBUG_ENVIRONMENT: &[(&str, &str)] = &[
 ];
 
 impl Mpi {
+    fn new(
+        link: Arc<MpiLink>,
+        context: i32,
+        members: Arc<[i32]>,
+        rank: usize,
+        deadline: Duration,
+    ) -> Mpi {
+        let (pool, packing, has_logged_way) = (Vec::new(), Packing::default(), false);
+        Mpi { link, context, members, rank, deadline, pool, packing, has_logged_way }
+    }
+
     fn send_job(&self, job: MpiJob) -> Result<()> {
         let jobs = self.link.jobs.as_ref();
         let sent = jobs.is_some_and(|jobs| jobs.send(job).is_ok());
         sent.then_some(()).ok_or_else(|| unavailable("its thread ended", "read its output"))
     }
 
-    /// Sends and receives bytes. Returns the received bytes in the order of `receives`.
+    /// Sends and receives elements. Returns those received into host memory, in the order of
+    /// `receives`.
     fn transfer(
         &self,
         call: &CollectiveCall,
@@ -136,15 +171,61 @@ impl Mpi {
         answer.recv().map_err(gone)?
     }
 
-    /// Reads the bytes of parcels. Waits for the device.
-    fn fetch(&self, parcels: &[Parcel]) -> Result<Vec<Outgoing>> {
-        let bytes = host::fetch(parcels)?;
-        let outgoing = parcels.iter().zip(bytes).map(|(parcel, bytes)| Outgoing {
-            peer: parcel.peer,
-            content: (Some(parcel.elements.dtype()), parcel.elements.len()),
-            bytes,
+    /// Whether MPI gets addresses of the stream's elements.
+    fn takes_addresses(&mut self, stream: &Stream) -> bool {
+        let device = stream.device().id();
+        let is_gpu = matches!(device, DeviceId::Cuda(_));
+        let takes_addresses = is_gpu && self.link.takes_cuda_memory;
+        if is_gpu && !std::mem::replace(&mut self.has_logged_way, true) {
+            let (rank, ranks) = (self.rank, self.members.len());
+            let way = if takes_addresses { "by address" } else { "through host memory" };
+            tracing::debug!(target: COMM_LOG, rank, ranks, %device, "elements go {way}");
+        }
+        takes_addresses
+    }
+
+    /// Exchanges elements in the memory of a CUDA device. Waits for the device, once, if there are
+    /// any.
+    fn exchange_by_address(&mut self, call: &CollectiveCall, parcels: Parcels<'_>) -> Result<()> {
+        let Parcels { sends, receives } = parcels;
+        let packed = self.packing.pack("mpi, pack", parcels)?;
+        let PackedParcels { sends: to_send, receives: to_receive } = &packed;
+        let all: Vec<&Tensor> = to_send.iter().chain(to_receive).collect();
+        let mut lent = lend_on_device(&all)?.into_iter().map(DeviceMemory::new);
+        let outgoing = sends.iter().zip(lent.by_ref()).map(|(parcel, memory)| {
+            let (peer, content) = (parcel.peer, content(parcel));
+            Outgoing { peer, content, memory: SendMemory::Device(memory) }
         });
-        Ok(outgoing.collect())
+        let outgoing = outgoing.collect();
+        let incoming = receives.iter().zip(lent).map(|(parcel, memory)| {
+            let (peer, content) = (parcel.peer, content(parcel));
+            Incoming { peer, content, memory: ReceiveMemory::Device(memory) }
+        });
+        self.transfer(call, outgoing, incoming.collect())?;
+        unpack("mpi, unpack", receives, to_receive)
+    }
+
+    /// Exchanges elements through host memory. Waits for the elements to send.
+    fn exchange_by_host(&mut self, call: &CollectiveCall, parcels: Parcels<'_>) -> Result<()> {
+        let Parcels { sends, receives } = parcels;
+        let outgoing = sends.iter().zip(host::fetch(sends)?).map(|(parcel, bytes)| {
+            let (peer, content) = (parcel.peer, content(parcel));
+            Outgoing { peer, content, memory: SendMemory::Host(bytes) }
+        });
+        let outgoing = outgoing.collect();
+        let incoming = receives.iter().map(|parcel| {
+            let (peer, content, elements) = (parcel.peer, content(parcel), &parcel.elements);
+            let buffer = buffer(&mut self.pool, elements.len() * elements.dtype().size());
+            Incoming { peer, content, memory: ReceiveMemory::Host(buffer) }
+        });
+        let incoming = incoming.collect();
+        let received = self.transfer(call, outgoing, incoming)?;
+        for (Parcel { elements, .. }, bytes) in receives.iter().zip(received) {
+            let bytes = Arc::new(bytes);
+            host::deliver(elements, &bytes)?;
+            self.pool.push(bytes);
+        }
+        Ok(())
     }
 
     /// The ranks of this rank's new group in order, and the group's number.
@@ -160,6 +241,11 @@ impl Mpi {
         ranks.sort_by_key(|rank| (arguments[*rank].key, *rank));
         (ranks, first.saturating_add(place as i32))
     }
+}
+
+/// Type and number of a parcel's elements.
+fn content(parcel: &Parcel) -> Content {
+    (Some(parcel.elements.dtype()), parcel.elements.len())
 }
 
 /// A buffer of `len` bytes: the smallest free buffer of the pool with enough capacity. If none is
@@ -226,20 +312,12 @@ impl Transport for Mpi {
                 return Err(Error::argument(call.operation, "sends", expected, number));
             }
         }
-        let outgoing = self.fetch(sends)?;
-        let incoming = receives.iter().map(|Parcel { peer, elements }| {
-            let content = (Some(elements.dtype()), elements.len());
-            let buffer = buffer(&mut self.pool, elements.len() * elements.dtype().size());
-            Incoming { peer: *peer, content, buffer }
-        });
-        let incoming = incoming.collect();
-        let received = self.transfer(call, outgoing, incoming)?;
-        for (Parcel { elements, .. }, bytes) in receives.iter().zip(received) {
-            let bytes = Arc::new(bytes);
-            host::deliver(elements, &bytes)?;
-            self.pool.push(bytes);
+        let parcels = Parcels { sends, receives };
+        if self.takes_addresses(stream) {
+            self.exchange_by_address(call, parcels)
+        } else {
+            self.exchange_by_host(call, parcels)
         }
-        Ok(())
     }
 
     fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {
@@ -278,10 +356,13 @@ impl Transport for Mpi {
         let (n, me, content) = (self.size(), self.rank, (None, SplitArguments::BYTES));
         let own = SplitArguments { color, key, next_context: *next_context };
         let bytes = Arc::new(own.encode());
-        let sends = others(me, n).map(|peer| Outgoing { peer, content, bytes: bytes.clone() });
+        let sends = others(me, n).map(|peer| {
+            let memory = SendMemory::Host(bytes.clone());
+            Outgoing { peer, content, memory }
+        });
         let receives = others(me, n).map(|peer| {
-            let buffer = vec![0; SplitArguments::BYTES];
-            Incoming { peer, content, buffer }
+            let memory = ReceiveMemory::Host(vec![0; SplitArguments::BYTES]);
+            Incoming { peer, content, memory }
         });
         let received = self.transfer(call, sends.collect(), receives.collect())?;
         let mut arguments: Vec<SplitArguments> =
@@ -297,8 +378,7 @@ impl Transport for Mpi {
         let rank = ranks.iter().position(|rank| *rank == me).unwrap_or(0);
         self.send_job(MpiJob::Join { context, members: members.clone(), rank })?;
         drop(next_context);
-        let (deadline, pool) = (self.deadline, Vec::new());
-        Ok(Box::new(Mpi { link, context, members, rank, deadline, pool }))
+        Ok(Box::new(Mpi::new(link, context, members, rank, self.deadline)))
     }
 }
 

@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use meristem_device::mpi_takes_cuda_memory;
 use mpi::Threading;
 use mpi::request::StaticScope;
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination as _};
 
 use super::group::{MpiGroup, MpiTags, RankDeparture};
-use super::transfer::{self, Backoff, Incoming, Outgoing};
+use super::transfer::{self, Backoff, Incoming, Outgoing, ReceiveMemory};
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 use crate::watch::{ExchangeProblem, GroupStatus, Heartbeat, endless};
@@ -69,15 +70,23 @@ pub(super) struct MpiExchange {
     pub(super) call: CollectiveCall,
     pub(super) sends: Vec<Outgoing>,
     pub(super) receives: Vec<Incoming>,
-    /// Returns the buffers, in the order of `receives`.
+    /// Returns the buffers in host memory, in the order of `receives`.
     pub(super) reply: SyncSender<Result<Vec<Vec<u8>>>>,
 }
 
-/// Body of the thread: starts MPI, reports the rank, serves requests, and finalizes MPI if all
+/// The processes that were started together, and their library.
+pub(super) struct MpiWorld {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// Whether the library takes addresses of CUDA memory.
+    pub(super) takes_cuda_memory: bool,
+}
+
+/// Body of the thread: starts MPI, reports the world, serves requests, and finalizes MPI if all
 /// ranks have left in order. Drops `finish` at the end, which disconnects [`super::MpiLink::over`].
 pub(super) fn run(
     jobs: Receiver<MpiJob>,
-    ready: &SyncSender<Result<(usize, usize)>>,
+    ready: &SyncSender<Result<MpiWorld>>,
     deadline: Duration,
     finish: SyncSender<()>,
 ) {
@@ -97,7 +106,8 @@ pub(super) fn run(
     let groups = BTreeMap::from([(0, all)]);
     let (later, finish) = (VecDeque::new(), Some(finish));
     let mut thread = MpiThread { world, jobs, later, deadline, groups, finish, stuck: false };
-    let _ = ready.send(Ok((rank, size as usize)));
+    let takes_cuda_memory = mpi_takes_cuda_memory() == Some(true);
+    let _ = ready.send(Ok(MpiWorld { rank, size: size as usize, takes_cuda_memory }));
     thread.serve();
     if thread.all_have_left() {
         drop(universe);
@@ -259,6 +269,11 @@ impl MpiThread {
     /// earlier failure if the group has one.
     fn exchange(&mut self, exchange: MpiExchange) {
         let MpiExchange { context, call, sends, mut receives, reply } = exchange;
+        if let Err(error) = transfer::make_context_current(&sends, &receives) {
+            // The rank reports its error to the other ranks.
+            let _ = reply.send(Err(error));
+            return;
+        }
         let Some(mut group) = self.groups.remove(&context) else { return };
         if let Some(failure) = &group.failure {
             let _ = reply.send(Err(failure.at(call.operation)));
@@ -284,7 +299,15 @@ impl MpiThread {
             }
             self.groups.insert(context, group);
         });
-        let _ = reply.send(Ok(receives.into_iter().map(|incoming| incoming.buffer).collect()));
+        // Device memory is given back before the rank continues. The rank still has the tensors,
+        // so no handle dropped here is the last, which would wait for the device.
+        drop(sends);
+        let buffers = receives.into_iter().filter_map(|incoming| match incoming.memory {
+            ReceiveMemory::Host(buffer) => Some(buffer),
+            ReceiveMemory::Device(_) => None,
+        });
+        let buffers = buffers.collect();
+        let _ = reply.send(Ok(buffers));
     }
 
     /// Serves requests from within a failed exchange. Never returns.

@@ -9,38 +9,62 @@ use mpi::request::{LocalScope, Request};
 use mpi::topology::SimpleCommunicator;
 use mpi::traits::{Communicator as _, Destination as _, Equivalence as _, Source as _};
 
+use super::chunks::chunks;
+use super::device_memory::{DeviceChunk, DeviceMemory};
 use super::group::{MpiGroup, MpiTags, RankDeparture};
 use crate::agree;
 use crate::error::{Error, Result};
 use crate::transport::CollectiveCall;
 use crate::wire::{CallHeader, Content, RankNotice};
 
-/// Largest message in bytes; longer messages are split, because counts of MPI are i32 and each
-/// arriving message proves that its sender is alive.
-const CHUNK: usize = 16 << 20;
-
 /// Extra wait, as a share of the deadline, while several ranks are missing. Most of them may only
 /// be waiting for the lost rank, and will report it first.
 const GRACE: f64 = 0.1;
 
-/// Bytes for another rank.
+/// Elements for another rank.
 pub(super) struct Outgoing {
     pub(super) peer: usize,
     pub(super) content: Content,
-    pub(super) bytes: Arc<Vec<u8>>,
+    pub(super) memory: SendMemory,
 }
 
-/// Buffer for bytes from another rank.
+/// Elements to send.
+pub(super) enum SendMemory {
+    Host(Arc<Vec<u8>>),
+    Device(DeviceMemory),
+}
+
+/// Room for elements from another rank.
 pub(super) struct Incoming {
     pub(super) peer: usize,
     pub(super) content: Content,
-    pub(super) buffer: Vec<u8>,
+    pub(super) memory: ReceiveMemory,
 }
 
-/// Sizes of the messages that carry `len` bytes; sender and receiver split alike.
-fn chunks(len: usize) -> impl Iterator<Item = usize> {
-    let whole = std::iter::repeat_n(CHUNK, len / CHUNK);
-    whole.chain((!len.is_multiple_of(CHUNK)).then_some(len % CHUNK))
+/// Memory that elements are received into.
+pub(super) enum ReceiveMemory {
+    Host(Vec<u8>),
+    Device(DeviceMemory),
+}
+
+/// Makes the context of the device current on this thread if elements are in its memory. All
+/// elements of an exchange are on one device.
+///
+/// # Errors
+/// [`Error::Device`].
+pub(super) fn make_context_current(sends: &[Outgoing], receives: &[Incoming]) -> Result<()> {
+    let sent = sends.iter().find_map(|outgoing| match &outgoing.memory {
+        SendMemory::Host(_) => None,
+        SendMemory::Device(memory) => Some(memory),
+    });
+    let received = || {
+        receives.iter().find_map(|incoming| match &incoming.memory {
+            ReceiveMemory::Host(_) => None,
+            ReceiveMemory::Device(memory) => Some(memory),
+        })
+    };
+    let memory = sent.or_else(received);
+    Ok(memory.map_or(Ok(()), DeviceMemory::make_context_current)?)
 }
 
 /// Headers to send to each rank before the elements.
@@ -56,12 +80,26 @@ pub(super) fn headers(group: &MpiGroup, call: &CollectiveCall, sends: &[Outgoing
 /// Callback that answers watching threads during an exchange.
 type AnswerWatches<'f> = dyn FnMut(&mut MpiGroup) + 'f;
 
-type PendingRequest<'s, 'a> = Request<'a, [u8], &'s LocalScope<'a>>;
+/// A send or receive in flight.
+enum PendingRequest<'s, 'a> {
+    Host(Request<'a, [u8], &'s LocalScope<'a>>),
+    Device(Request<'a, DeviceChunk, &'s LocalScope<'a>>),
+}
 
-/// Buffer of a parcel.
+impl PendingRequest<'_, '_> {
+    /// The request, if it has not ended.
+    fn test(self) -> Option<Self> {
+        match self {
+            PendingRequest::Host(request) => request.test().err().map(PendingRequest::Host),
+            PendingRequest::Device(request) => request.test().err().map(PendingRequest::Device),
+        }
+    }
+}
+
+/// Memory for a parcel.
 struct ReceiveBuffer<'a> {
     content: Content,
-    buffer: &'a mut [u8],
+    memory: &'a mut ReceiveMemory,
 }
 
 pub(super) struct MpiTransfer<'s, 'a> {
@@ -118,23 +156,37 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         for peer in self.group.peers() {
             self.send(peer, &headers[peer], self.tags.header);
         }
-        for Outgoing { peer, bytes, .. } in sends {
-            let mut rest = &bytes[..];
-            for len in chunks(bytes.len()) {
-                let (chunk, more) = rest.split_at(len);
-                self.send(*peer, chunk, self.tags.elements);
-                rest = more;
+        for Outgoing { peer, memory, .. } in sends {
+            match memory {
+                SendMemory::Host(bytes) => {
+                    let mut rest = &bytes[..];
+                    for len in chunks(bytes.len()) {
+                        let (chunk, more) = rest.split_at(len);
+                        self.send(*peer, chunk, self.tags.elements);
+                        rest = more;
+                    }
+                }
+                SendMemory::Device(memory) => self.send_from_device(*peer, memory),
             }
         }
-        for Incoming { peer, content, buffer } in receives {
-            self.buffers[*peer].push(ReceiveBuffer { content: *content, buffer });
+        for Incoming { peer, content, memory } in receives {
+            self.buffers[*peer].push(ReceiveBuffer { content: *content, memory });
         }
     }
 
     fn send(&mut self, peer: usize, bytes: &'a [u8], tag: i32) {
         let process = self.world.process_at_rank(self.group.members[peer]);
         let request = process.immediate_send_with_tag(self.scope, bytes, tag);
-        self.requests.push((peer, request));
+        self.requests.push((peer, PendingRequest::Host(request)));
+    }
+
+    fn send_from_device(&mut self, peer: usize, memory: &'a DeviceMemory) {
+        let process = self.world.process_at_rank(self.group.members[peer]);
+        for chunk in memory.chunks() {
+            let (scope, tag) = (self.scope, self.tags.elements);
+            let request = process.immediate_send_with_tag(scope, chunk, tag);
+            self.requests.push((peer, PendingRequest::Device(request)));
+        }
     }
 
     /// Completes the exchange. After an error, requests stay in flight and their memory must never
@@ -231,14 +283,24 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
             return;
         }
         let process = self.world.process_at_rank(self.group.members[peer]);
-        for ReceiveBuffer { buffer, .. } in buffers {
-            let mut rest = buffer;
-            for len in chunks(rest.len()) {
-                let (chunk, more) = rest.split_at_mut(len);
-                let (scope, tag) = (self.scope, self.tags.elements);
-                let request = process.immediate_receive_into_with_tag(scope, chunk, tag);
-                self.requests.push((peer, request));
-                rest = more;
+        let (scope, tag) = (self.scope, self.tags.elements);
+        for ReceiveBuffer { memory, .. } in buffers {
+            match memory {
+                ReceiveMemory::Host(buffer) => {
+                    let mut rest = &mut buffer[..];
+                    for len in chunks(rest.len()) {
+                        let (chunk, more) = rest.split_at_mut(len);
+                        let request = process.immediate_receive_into_with_tag(scope, chunk, tag);
+                        self.requests.push((peer, PendingRequest::Host(request)));
+                        rest = more;
+                    }
+                }
+                ReceiveMemory::Device(memory) => {
+                    for chunk in memory.chunks_mut() {
+                        let request = process.immediate_receive_into_with_tag(scope, chunk, tag);
+                        self.requests.push((peer, PendingRequest::Device(request)));
+                    }
+                }
             }
         }
     }
@@ -248,7 +310,7 @@ impl<'s, 'a> MpiTransfer<'s, 'a> {
         let before = self.requests.len();
         let requests = std::mem::take(&mut self.requests).into_iter();
         let still = |(peer, request): (usize, PendingRequest<'s, 'a>)| {
-            request.test().err().map(|request| (peer, request))
+            request.test().map(|request| (peer, request))
         };
         self.requests = requests.filter_map(still).collect();
         if self.requests.len() < before {
@@ -346,9 +408,10 @@ mod tests {
         let mut group = MpiGroup::new(0, Arc::new([0, 0]), 0, deadline);
         let call = CollectiveCall::new("test");
         let (content, elements) = ((None, 3), [7u8, 8, 9]);
-        let announced = [Outgoing { peer: 1, content, bytes: Arc::default() }];
+        let announced = [Outgoing { peer: 1, content, memory: SendMemory::Host(Arc::default()) }];
         let headers = headers(&group, &call, &announced);
-        let mut receives = [Incoming { peer: 1, content, buffer: vec![0; 3] }];
+        let memory = ReceiveMemory::Host(vec![0; 3]);
+        let mut receives = [Incoming { peer: 1, content, memory }];
         let (outcome, waited) = mpi::request::scope(|scope| {
             let mut transfer = MpiTransfer::new(&world, scope, &mut group, &call);
             transfer.begin(&headers, &[], &mut receives);
@@ -367,17 +430,9 @@ mod tests {
         });
         assert!(matches!(outcome, Err((Error::RankLate { rank: 1, .. }, true))), "{outcome:?}");
         assert!(waited >= deadline, "{waited:?}");
-        assert_eq!(receives[0].buffer, elements);
-    }
-
-    #[test]
-    fn chunks_are_whole_and_few() {
-        for len in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, (1 << 31) - 1, 1 << 31, (1 << 40) + 7] {
-            let pieces = || chunks(len);
-            assert_eq!(pieces().sum::<usize>(), len);
-            assert_eq!(pieces().count(), len.div_ceil(CHUNK));
-            assert!(pieces().all(|piece| (1..=CHUNK).contains(&piece)));
-        }
-        assert!(i32::try_from(CHUNK).is_ok());
+        let [Incoming { memory: ReceiveMemory::Host(received), .. }] = &receives[..] else {
+            panic!("host memory")
+        };
+        assert_eq!(received[..], elements);
     }
 }

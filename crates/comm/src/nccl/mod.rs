@@ -18,6 +18,7 @@ use meristem_device::{
 use self::watcher::DeviceWatcher;
 use crate::check::GroupRank;
 use crate::error::Result;
+use crate::packing::{Packing, unpack};
 use crate::spans::Spans;
 use crate::transport::{CollectiveCall, Parcel, Parcels, Sum, Transport, check_parcels, others};
 
@@ -34,8 +35,7 @@ pub(crate) struct Nccl {
     control: Box<dyn Transport>,
     /// A stream of the CPU, for control messages.
     host: Stream,
-    /// Memory for parcels in several pieces, by position in the exchange.
-    packed: Vec<Tensor>,
+    packing: Packing,
 }
 
 impl Nccl {
@@ -47,7 +47,7 @@ impl Nccl {
         Peers::library()?;
         let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
         let host = Device::open(DeviceId::Cpu(0), &options)?.stream("nccl, control");
-        Ok(Nccl { member: None, memberships: 0, control, host, packed: Vec::new() })
+        Ok(Nccl { member: None, memberships: 0, control, host, packing: Packing::default() })
     }
 
     /// The group of devices of the stream's device. All ranks join it in their first exchange and
@@ -85,49 +85,6 @@ impl Nccl {
     }
 }
 
-impl Nccl {
-    /// Memory in one piece for a parcel: the parcel's memory, or packing memory, which is reused if
-    /// large enough.
-    fn whole(&mut self, slot: usize, elements: &Spans) -> Result<Tensor> {
-        if let [piece] = elements.pieces() {
-            return Ok(piece.clone());
-        }
-        let (stream, dtype, len) = (elements.stream(), elements.dtype(), elements.len());
-        let fits =
-            |kept: &Tensor| kept.stream() == stream && kept.dtype() == dtype && kept.numel() >= len;
-        while self.packed.len() <= slot {
-            self.packed.push(Tensor::empty(stream, [0], dtype, Owner::Collectives)?);
-        }
-        if !fits(&self.packed[slot]) {
-            self.packed[slot] = Tensor::empty(stream, [len], dtype, Owner::Collectives)?;
-        }
-        Ok(self.packed[slot].view(0, [len])?)
-    }
-}
-
-/// Copies between the pieces of a parcel and memory in one piece; nothing for a parcel in one
-/// piece. `direction` orders a piece and its part into source and target.
-fn copy_pieces(
-    operation: &'static str,
-    elements: &Spans,
-    whole: &Tensor,
-    direction: for<'a> fn(&'a Tensor, &'a Tensor) -> (&'a Tensor, &'a Tensor),
-) -> Result<()> {
-    let pieces = elements.pieces();
-    if pieces.len() == 1 {
-        return Ok(());
-    }
-    let mut start = 0;
-    let part = |piece: &Tensor| {
-        let part = whole.view(start, [piece.numel()]);
-        start += piece.numel();
-        part
-    };
-    let parts = pieces.iter().map(part).collect::<meristem_device::Result<Vec<_>>>()?;
-    let pairs: Vec<_> = pieces.iter().zip(&parts).map(|(a, b)| direction(a, b)).collect();
-    Ok(elements.stream().copy(operation, &pairs)?)
-}
-
 impl Transport for Nccl {
     fn name(&self) -> &'static str {
         "nccl"
@@ -158,25 +115,14 @@ impl Transport for Nccl {
         let (peers, watcher) = self.member(stream)?;
         watcher.check(call.operation)?;
         let peers = peers.clone();
-        // A message is one piece, because pieces may differ between sender and receiver.
-        let mut whole = Vec::with_capacity(sends.len() + receives.len());
-        for (slot, Parcel { elements, .. }) in sends.iter().chain(receives).enumerate() {
-            whole.push(self.whole(slot, elements)?);
-        }
-        let (to_send, to_receive) = whole.split_at(sends.len());
-        for (Parcel { elements, .. }, whole) in sends.iter().zip(to_send) {
-            copy_pieces("nccl, pack", elements, whole, |piece, part| (piece, part))?;
-        }
+        let packed = self.packing.pack("nccl, pack", Parcels { sends, receives })?;
         self.control.exchange(call, &self.host, &[], &[])?;
         let mut launch = stream.launch(call.operation);
-        launch = to_send.iter().fold(launch, |launch, whole| launch.read(whole));
-        launch = to_receive.iter().fold(launch, |launch, whole| launch.write(whole));
+        launch = packed.sends.iter().fold(launch, |launch, whole| launch.read(whole));
+        launch = packed.receives.iter().fold(launch, |launch, whole| launch.write(whole));
         let ranks = sends.iter().chain(receives).map(|parcel| parcel.peer).collect();
         launch.exchange(&peers, ranks)?;
-        for (Parcel { elements, .. }, whole) in receives.iter().zip(to_receive) {
-            copy_pieces("nccl, unpack", elements, whole, |piece, part| (part, piece))?;
-        }
-        Ok(())
+        unpack("nccl, unpack", receives, &packed.receives)
     }
 
     fn all_reduce(&mut self, _: &CollectiveCall, _: &Stream, _: &Sum<'_, Spans>) -> Result<bool> {

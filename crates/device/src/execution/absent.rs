@@ -170,6 +170,10 @@ impl CudaQueue {
         match self.0 {}
     }
 
+    pub(crate) fn make_context_current(&self) -> Result<()> {
+        match self.0 {}
+    }
+
     pub(crate) fn calls(
         &self,
         _program: Option<Program>,

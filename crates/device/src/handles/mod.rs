@@ -28,7 +28,7 @@ pub use expect::{Expect, Extent};
 pub use group::LaunchGroup;
 pub use host_buffer::{HostBuffer, HostBuffers};
 pub use launches::{Launches, PlannedLaunch};
-pub use lent::{LentDeviceTensor, LentTensor};
+pub use lent::{LentDeviceTensor, LentTensor, lend_on_device};
 use operands::LaunchOperands;
 pub use options::DeviceOptions;
 #[cfg(test)]

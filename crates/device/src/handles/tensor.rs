@@ -333,8 +333,9 @@ impl Tensor {
         LentTensor::new(self)
     }
 
-    /// Lends the memory, wherever it is, to code that reads it by its address: for a CUDA device
-    /// such code uses CUDA. Waits as [`Tensor::lend`] does.
+    /// Lends the memory, wherever it is, to code that uses its address: for a CUDA device such code
+    /// uses CUDA. Waits as [`Tensor::lend`] does. For several tensors see
+    /// [`lend_on_device`](crate::lend_on_device).
     ///
     /// # Errors
     /// [`Error::KernelPanicked`], [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use meristem_device::MappedFile;
 use meristem_device::{
-    Counts, DType, Error, Fill, MemoryFormat, Owner, Property, Shape, Tensor, read_back,
-    read_back_as, read_back_f64,
+    Counts, DType, Error, Fill, MemoryFormat, Owner, Property, Shape, Tensor, lend_on_device,
+    read_back, read_back_as, read_back_f64,
 };
 
 use crate::common::{Gate, cpu, filled, set};
@@ -29,6 +29,38 @@ fn many_tensors_of_many_streams_come_back_in_one_copy() {
     let error = read_back_f64(&[&tensors[0]]).unwrap_err();
     assert!(matches!(error, Error::Mismatch { .. }), "{error:?}");
     assert!(error.to_string().contains("must be f64, got u32"), "{error}");
+}
+
+#[test]
+fn many_tensors_of_many_streams_are_lent_after_one_wait() {
+    let device = cpu(2);
+    let (a, b) = (device.stream("a"), device.stream("b"));
+    let (x, y, none) = (filled(&a, 10, 1), filled(&b, 20, 2), filled(&a, 0, 3));
+    let slow = |args: &mut meristem_device::Args<'_>| {
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        args.write::<u32>(0).fill(4);
+    };
+    // The last work on `x` is on the other stream.
+    let x_on_b = x.on(&b).unwrap();
+    b.launch("slow").write(&x_on_b).run(slow).unwrap();
+    a.launch("slow").write(&none).run(|_| ()).unwrap();
+    let (end, before) = (b.record(), device.counts());
+    let lent = lend_on_device(&[&x, &y, &none, &x]).unwrap();
+    assert!(end.is_done());
+    let one = Counts { synchronizations: 1, ..Counts::default() };
+    assert_eq!(device.counts() - before, one);
+    let addresses: Vec<u64> = lent.iter().map(|lent| lent.address()).collect();
+    assert_eq!(addresses, [x.address(), y.address(), 0, x.address()]);
+    lent[0].make_context_current().unwrap();
+    assert!(x.is_shared());
+    assert!(lend_on_device(&[]).unwrap().is_empty());
+    let far = filled(&cpu(1).stream("far"), 1, 1);
+    let error = lend_on_device(&[&x, &far]).unwrap_err();
+    assert!(matches!(error, Error::Mismatch { property: Property::Device, .. }), "{error:?}");
+    // A lost result is an error.
+    b.launch("bad").write(&y).run(|_| panic!("on purpose")).unwrap();
+    let error = lend_on_device(&[&x, &y]).unwrap_err();
+    assert!(matches!(error, Error::KernelPanicked { .. }), "{error:?}");
 }
 
 #[test]

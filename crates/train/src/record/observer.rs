@@ -100,11 +100,8 @@ pub enum Notice<'a> {
 /// Reason why exchanges of GPUs pass through host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostMemoryReason {
-    /// The ranks exchange over MPI, to which host memory is given.
-    Mpi {
-        /// Whether the library could take memory of a GPU, as it says itself.
-        takes_gpu_memory: Option<bool>,
-    },
+    /// The ranks exchange over an MPI library that does not say that it takes memory of a GPU.
+    Mpi,
     /// The ranks are threads of one process, on several devices.
     Threads,
 }
@@ -113,12 +110,8 @@ impl fmt::Display for HostMemoryReason {
     /// The beginning of a sentence.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Mpi { takes_gpu_memory: None } => "with --comm mpi",
-            Self::Mpi { takes_gpu_memory: Some(false) } => {
-                "with --comm mpi, whose library takes no memory of a GPU,"
-            }
-            Self::Mpi { takes_gpu_memory: Some(true) } => {
-                "with --comm mpi, although its library would take memory of a GPU,"
+            Self::Mpi => {
+                "with --comm mpi, whose library does not say that it takes memory of a GPU,"
             }
             Self::Threads => "with ranks that are threads on several devices",
         })

@@ -215,6 +215,15 @@ impl CudaQueue {
         self.stream.context().synchronize();
     }
 
+    /// Makes the device's context current on the calling thread.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`].
+    pub(crate) fn make_context_current(&self) -> Result<()> {
+        let device = self.stream.device();
+        self.context().bind().map_err(|source| Error::Cuda { device, source })
+    }
+
     /// The device's context.
     pub(crate) fn context(&self) -> &Arc<CudaContext> {
         self.stream.context()

@@ -229,8 +229,8 @@ impl PreparedRun {
             let is_gpu = |device: &Device| matches!(device.id(), DeviceId::Cuda(_));
             let has_gpu = self.resources.devices.distinct().iter().any(is_gpu);
             let reason = if world.size() > 1 && self.setup.config.comm == CommKind::Mpi {
-                let takes_gpu_memory = mpi_takes_cuda_memory();
-                Some(HostMemoryReason::Mpi { takes_gpu_memory })
+                // Otherwise the library gets addresses of the GPUs' memory.
+                (mpi_takes_cuda_memory() != Some(true)).then_some(HostMemoryReason::Mpi)
             } else {
                 let are_apart = self.resources.devices.are_ranks_apart();
                 are_apart.then_some(HostMemoryReason::Threads)
