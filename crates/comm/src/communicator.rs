@@ -101,14 +101,13 @@ impl Communicator {
         Ok(Communicator::new(crate::mpi::world(options.deadline())?))
     }
 
-    /// This process's rank among all processes that were started together. For messages that are
-    /// small compared with the computation. Waits until all processes have joined. Processes find
-    /// each other
+    /// This process's rank among all processes that were started together. Waits until all
+    /// processes have joined. Processes find each other
     /// - by `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as set by torchrun. Rank 0
-    ///   listens at this port, or one port higher if torchrun's agent uses it, and forwards all
-    ///   messages. Calls wait for the stream of the tensors that they send. Dropping the last
-    ///   communicator of rank 0 waits until the other ranks have dropped theirs, at most for the
-    ///   deadline.
+    ///   listens at this port, or one port higher if torchrun's agent uses it. It forwards all
+    ///   messages, so messages should be small compared with the computation. Calls wait for the
+    ///   stream of the tensors that they send. Dropping the last communicator of rank 0 waits until
+    ///   the other ranks have dropped theirs, at most for the deadline.
     /// - by MPI otherwise: see [`mpi`](Communicator::mpi).
     ///
     /// # Errors
@@ -181,7 +180,7 @@ impl Communicator {
     }
 
     /// Name of the transport.
-    pub fn transport(&self) -> &'static str {
+    pub fn transport_name(&self) -> &'static str {
         self.transport.name()
     }
 
@@ -380,6 +379,12 @@ impl Communicator {
 
 impl fmt::Debug for Communicator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Communicator({}, rank {} of {})", self.transport(), self.rank(), self.size())
+        write!(
+            f,
+            "Communicator({}, rank {} of {})",
+            self.transport_name(),
+            self.rank(),
+            self.size()
+        )
     }
 }

@@ -92,7 +92,7 @@ struct Bucket {
 
 /// Algorithm of a bucket, with its memory.
 enum BucketSum {
-    /// The dense sum, of velocities with momentum correction.
+    /// The dense sum: of the velocities if there is a momentum, else of the gradients.
     Dense(Option<Momentum>),
     Sparse(SparseSum),
     Int8(Int8Sum),
@@ -172,7 +172,7 @@ impl Exchange {
     pub fn prepare(&mut self, comm: &Communicator) -> Result<()> {
         let density = self.density();
         for bucket in &mut self.buckets {
-            let k = bucket.pick(&self.options, density, comm.size());
+            let k = bucket.choose_method(&self.options, density, comm.size());
             match &mut bucket.sum {
                 BucketSum::Sparse(sparse) if 0 < k && k < bucket.len => sparse.prepare(comm, k)?,
                 BucketSum::Int8(int8) => int8.prepare(comm)?,
@@ -203,7 +203,7 @@ impl Exchange {
         for bucket in buckets {
             let of_bucket = bucket.members.iter().map(|(member, _)| gradients[*member]);
             let whole = Spans::new(operation, &of_bucket.collect::<Vec<_>>())?;
-            let k = bucket.pick(options, density, comm.size());
+            let k = bucket.choose_method(options, density, comm.size());
             let (reduction, order) = (options.reduction, SumOrder::Rank);
             let sum = Sum { input: &whole, output: &whole, reduction, order };
             match &mut bucket.sum {
@@ -284,7 +284,7 @@ impl Exchange {
             }
             // Selects the algorithm of the next step, whose thresholds and regions may be in the
             // state.
-            bucket.pick(&self.options, density, comm.size());
+            bucket.choose_method(&self.options, density, comm.size());
             let first = &self.parameters[bucket.members[0].0].name;
             let kept = state.kept.get(first).filter(|kept| !kept.split.is_empty());
             if let (BucketSum::Sparse(sparse), Some(kept)) = (&mut bucket.sum, kept) {
@@ -412,10 +412,10 @@ impl Bucket {
         }
     }
 
-    /// Returns the number of elements that each rank sends in this step. With `Method::Auto` also
-    /// switches to the fastest algorithm; if that is the dense sum, returns the number of all
-    /// elements.
-    fn pick(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
+    /// Switches a sparse bucket to the fastest algorithm for this step if the method is
+    /// [`Method::Auto`]. Returns the number of elements that each rank sends, which is all elements
+    /// if the dense sum is the fastest. For a dense or int8 bucket the number has no meaning.
+    fn choose_method(&mut self, options: &ExchangeOptions, density: f64, ranks: usize) -> usize {
         let k = options.k.map_or(picks(density, self.len), |k| k.min(self.len));
         let BucketSum::Sparse(sparse) = &mut self.sum else { return k };
         if options.method != Method::Auto {

@@ -3,9 +3,11 @@
 //!
 //! ```text
 //! Δ = mean over ranks of (θ − w)        θ: the last synchronised weights, w: the rank's weights
-//! v = μ v + Δ                           by any exchange of gradients, with its error feedback
+//! v = μ v + Δ
 //! θ = θ − η (Δ + μ v);  w = θ           Nesterov's momentum as in PyTorch's SGD
 //! ```
+//!
+//! Only Δ is exchanged: by any exchange of gradients, with its error feedback.
 //!
 //! Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models",
 //! arXiv 2311.08105, 2023, algorithm 1, with η = 0.7 and μ = 0.9. With η = 1 and μ = 0 the weights

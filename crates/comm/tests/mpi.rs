@@ -199,7 +199,7 @@ fn everything(mut comm: Communicator, stream: &Stream) -> Vec<Vec<u8>> {
 /// Compares this rank's results with the same calls over threads, bit for bit.
 fn same(comm: Communicator, device: &Device, stream: &Stream) {
     let (me, n) = (comm.rank(), comm.size());
-    assert_eq!(comm.transport(), "mpi");
+    assert_eq!(comm.transport_name(), "mpi");
     let got = everything(comm, stream);
     let group = Communicator::threads(n, &CommOptions::default()).unwrap();
     let expected = on(device, group, everything).swap_remove(me);

@@ -28,7 +28,7 @@
 //! A step of the depth takes P + V loads for P·V multiply-adds, and no store. P·V independent sums
 //! hide the latency of a multiply-add. Rows are dealt so that tiles differ by at most one row: a
 //! kernel exists for each number of rows, and none computes a surplus row. The address of each row
-//! is formed once for U steps of the depth.
+//! is formed once for U steps of the depth, which are unrolled.
 //!
 //! With at most 8 columns, half of a register of 16 lanes is empty. With AVX-512 such products take
 //! two elements of the depth at a time (`pairs`). A wide product of few rows divides its columns
@@ -37,7 +37,8 @@
 //! # Assumptions
 //! - B is padded to whole vectors ([`readable_cols`]) and lies in rows, panels or pairs
 //!   ([`MatrixLayout`]).
-//! - Sums go over k in order. Each multiply-add rounds once on instruction sets with fused
+//! - Sums go over k in order; with `pairs`, even and odd k go into two sums, each in order, which
+//!   are added at the end. Each multiply-add rounds once on instruction sets with fused
 //!   multiply-add.
 
 mod columns;

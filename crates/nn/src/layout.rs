@@ -140,8 +140,8 @@ pub struct GroupSize {
     /// ([`OptimiserKind::moments`](crate::graph::OptimiserKind::moments) of each value): each part
     /// in the layout of the values, one after the other.
     pub moments: usize,
-    /// f32 elements of buffers (running statistics).
-    pub state: usize,
+    /// f32 elements of the running statistics, which are the buffers that are not counters.
+    pub running_stats: usize,
     /// i64 counters (`num_batches_tracked`, the steps of each parameter, and the batches of
     /// dropout).
     pub counters: usize,
@@ -155,7 +155,7 @@ pub struct ParamLayout {
     pub groups: Vec<GroupSize>,
     /// Per parameter, in the values.
     pub params: Vec<ParamPlace>,
-    /// Per buffer, in the state, or in the counters for a counter.
+    /// Per buffer, in the running statistics, or in the counters for a counter.
     pub buffers: Vec<ParamPlace>,
     /// Per group whose optimiser [counts steps](crate::graph::OptimiserKind::counts_steps), the
     /// counters of the group's parameters, in order.
@@ -201,7 +201,7 @@ impl ParamLayout {
             if b.counter {
                 take(b.group, b.len, |g| &mut g.counters)
             } else {
-                take(b.group, b.len, |g| &mut g.state)
+                take(b.group, b.len, |g| &mut g.running_stats)
             }
         });
         let buffers = buffers.collect();

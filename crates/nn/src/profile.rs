@@ -121,7 +121,7 @@ impl SpaceMemory {
         let mut fill = || match (of.space, of.dtype) {
             (Space::Input(_), DType::F32) => pair(1.0),
             (Space::Values(_), _) => pair(0.1),
-            (Space::State(_), _) => f64::from_bits(one << 32 | one),
+            (Space::RunningStats(_), _) => f64::from_bits(one << 32 | one),
             _ => 0.0,
         };
         Self { space: of.space, values: (0..len).map(|_| fill()).collect() }

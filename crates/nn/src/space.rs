@@ -31,10 +31,11 @@ pub enum Space {
     Scores,
     /// Packed parameters of a group, f32.
     Values(GroupId),
-    /// State of their optimiser ([`GroupSize::moments`](crate::layout::GroupSize)), f32.
-    Momentum(GroupId),
+    /// State of the optimiser of these parameters
+    /// ([`GroupSize::moments`](crate::layout::GroupSize)), f32.
+    OptimiserState(GroupId),
     /// Running statistics of a group, f32.
-    State(GroupId),
+    RunningStats(GroupId),
     /// Batches counted by each batch norm of a group, the steps of its parameters, and in the
     /// host's group the batches of dropout, i64.
     Counters(GroupId),

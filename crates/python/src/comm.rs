@@ -177,7 +177,7 @@ pub(crate) fn reduction(mean: bool) -> Reduction {
 impl Membership {
     fn new(comm: Communicator) -> Result<Self, Failure> {
         let stream = device("cpu")?.stream(&format!("rank {}", comm.rank()));
-        let (rank, size, transport) = (comm.rank(), comm.size(), comm.transport());
+        let (rank, size, transport) = (comm.rank(), comm.size(), comm.transport_name());
         Ok(Self {
             state: Mutex::new(RankState::Free(Rank { comm, stream })),
             rank,

@@ -51,7 +51,7 @@ use crate::transport::{CollectiveCall, others};
 
 /// Memory for exchanges of one size.
 pub(crate) struct OkTopKBuffers {
-    /// [1, k]
+    /// `[1, k]`. An exchange leaves in its indices those sent picks that are in the result.
     picks: Lists,
     /// [m, k / m]: row o is sent to owner o.
     sends: Lists,
@@ -62,8 +62,8 @@ pub(crate) struct OkTopKBuffers {
     /// Two alternating buffers for the union of the lists that an owner received; the first one is
     /// also scratch memory of `finish`.
     unions: [Lists; 2],
-    /// `[1, k]`: the result.
-    last: Lists,
+    /// `[1, k]`
+    result: Lists,
     /// `[m - 1]`: inner bounds of the regions.
     bounds: Tensor,
     /// `[1]` i64: the local threshold.
@@ -99,7 +99,7 @@ impl OkTopKBuffers {
             received: lists(if comm.rank() < m { n } else { 0 }, room)?,
             reduced: lists(m, back)?,
             unions: [lists(1, union)?, lists(1, union)?],
-            last: lists(1, k)?,
+            result: lists(1, k)?,
             bounds,
             threshold: Tensor::zeros(stream, [1], DType::I64, Owner::Collectives)?,
             step: 0,
@@ -148,7 +148,8 @@ impl OkTopKBuffers {
         Ok(())
     }
 
-    /// Exchanges the picks and writes the result. Returns the indices of the picks in the result.
+    /// Exchanges the picks and writes the result. Returns the indices of those sent picks that are
+    /// in the result.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,
@@ -232,7 +233,7 @@ impl OkTopKBuffers {
         let launch = launch.read(&self.reduced.indices).read(&self.reduced.values);
         let launch = launch.read(&self.sends.indices);
         let launch = launch.write(&union.indices).write(&union.values);
-        let launch = launch.write(&self.last.indices).write(&self.last.values);
+        let launch = launch.write(&self.result.indices).write(&self.result.values);
         let launch = launch.write(&self.picks.indices).write(&self.bounds);
         let launch = output.pieces().iter().fold(launch, |launch, piece| launch.write(piece));
         let launch = self.with_tables(launch).gpu(|| self.finish_on_gpu(divisor, output, anew));
@@ -287,20 +288,20 @@ impl OkTopKBuffers {
         let output_at = |(i, piece): (usize, &Tensor)| gpu::whole(9 + i, piece);
         let outputs_at: Vec<_> = outputs.iter().enumerate().map(output_at).collect();
         let tables = gpu::TableArguments::at(9 + outputs.len(), tables);
-        let (list, last) = (self.reduced.at(0), self.last.at(5));
+        let (list, result) = (self.reduced.at(0), self.result.at(5));
         let mut calls =
-            gpu::from_list(&gpu::ListSelection { dtype, list, bounds: None, to: last, tables });
+            gpu::from_list(&gpu::ListSelection { dtype, list, bounds: None, to: result, tables });
         if anew {
-            calls.push(gpu::divide_up(last.indices, tables, gpu::whole(8, &self.bounds)));
+            calls.push(gpu::divide_up(result.indices, tables, gpu::whole(8, &self.bounds)));
         }
-        calls.extend(gpu::scatter(dtype, last, self.last.len, &outputs_at, divisor));
+        calls.extend(gpu::scatter(dtype, result, self.result.len, &outputs_at, divisor));
         let sent = gpu::Compaction {
             list: gpu::whole(2, &self.sends.indices),
             holes: gpu::whole(3, &self.unions[0].indices),
             to: gpu::whole(7, &self.picks.indices),
             tables,
         };
-        calls.extend(gpu::common(&sent, last.indices));
+        calls.extend(gpu::common(&sent, result.indices));
         calls
     }
 }
@@ -353,7 +354,7 @@ fn finish<T: SumElement>(
     let rows = ListEntries::rows(args.read(0), args.read::<T>(1), back);
     let sent = args.read::<u32>(2);
     let (indices, values) = (args.write::<u32>(3), args.write::<T>(4));
-    let (last, last_values) = (args.write::<u32>(5), args.write::<T>(6));
+    let (result_indices, result_values) = (args.write::<u32>(5), args.write::<T>(6));
     let (picks, bounds) = (args.write::<u32>(7), args.write::<u32>(8));
     // Regions are in ascending order, so the concatenated rows are, too.
     let mut len = 0;
@@ -364,8 +365,8 @@ fn finish<T: SumElement>(
         len = to.end;
     }
     let all = ListEntries { indices: &indices[..len], values: &values[..len] };
-    keep_largest(all, last, last_values);
-    let result = ListEntries::used(last, last_values);
+    keep_largest(all, result_indices, result_values);
+    let result = ListEntries::used(result_indices, result_values);
     scatter([result].into_iter(), divisor, args, 9..);
 
     picks.fill(NONE);

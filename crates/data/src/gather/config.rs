@@ -40,13 +40,13 @@ pub struct GatherConfig {
     /// Draws the order of samples of all envs as if they were on this device; `None`: as on their
     /// own devices.
     pub ordered_as: Option<DeviceId>,
-    /// Ranks of the envs, see [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for
-    /// the order of the envs.
-    pub ranks: Option<Vec<usize>>,
+    /// The rank by which the order of each env is drawn, see
+    /// [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for the order of the envs.
+    pub order_ranks: Option<Vec<usize>>,
     /// Batch, seed and augmentation of each env in place of `batch_per_env`, `seed` and `augment`.
     /// Batches and seeds may differ from these only with [`EpochMode::Full`].
     pub own: Option<Vec<EnvGather>>,
-    /// The envs served here, `None` for all; gathers of other ranks serve the other envs.
+    /// The envs served here, `None` for all; gathers of other processes serve the other envs.
     pub served: Option<Range<usize>>,
     /// The envs that get batches until [`GatherBatches::select`](crate::GatherBatches::select);
     /// `None` for all.
@@ -79,7 +79,7 @@ impl GatherConfig {
             batch_per_env,
             devices,
             ordered_as: None,
-            ranks: None,
+            order_ranks: None,
             own: None,
             served: None,
             selected: None,

@@ -72,9 +72,9 @@ __device__ Draw draw(const Values& v, Span<const u32> epoch, u32 sample) {
     return d;
 }
 
-// Bytes are normalised here; the floats of `gather_floats` were normalised when they were stored.
-// Black is byte 0, whose normalised value is the shift. If the shift is −0, a byte gives 0, and
-// among floats black is −0, as on the CPU.
+// Bytes are normalised here; the floats of `gather_normalized` were normalised when they were
+// stored. Black is byte 0, whose normalised value is the shift. If the shift is −0, a byte gives
+// 0, and among floats black is −0, as on the CPU.
 __device__ float normalized(u8 stored, float scale, float shift) {
     return (float)stored * scale + shift;
 }
@@ -128,33 +128,34 @@ struct Many {
 
 // The class of sample i of the batch, by one thread of the block; other targets are copied by all
 // threads of the block.
-__device__ __forceinline__ void copy_class(Span<const u32> stored, Span<u32> targets, u32 i,
+__device__ __forceinline__ void copy_class(Span<const u32> all_targets, Span<u32> targets, u32 i,
                                            u32 sample) {
-    targets[i] = stored[sample];
+    targets[i] = all_targets[sample];
 }
 __device__ __forceinline__ void copy_class(Span<const float>, Span<float>, u32, u32) {}
 
 __device__ __forceinline__ void copy_values(Span<const u32>, Span<u32>, u32, u32, u32) {}
-__device__ __forceinline__ void copy_values(Span<const float> stored, Span<float> targets, u32 i,
-                                            u32 sample, u32 width) {
+__device__ __forceinline__ void copy_values(Span<const float> all_targets, Span<float> targets,
+                                            u32 i, u32 sample, u32 width) {
     for (u32 k = threadIdx.x; k < width; k += blockDim.x) {
-        targets[(long long)i * width + k] = stored[(long long)sample * width + k];
+        targets[(long long)i * width + k] = all_targets[(long long)sample * width + k];
     }
 }
 
-// Y is the type of the targets: u32 for classes, float for labels and numbers.
+// Y is the type of the targets: u32 for classes, float for labels and numbers. `all_targets` has
+// those of the whole dataset, `targets` those of the batch; `indices` has the batch's samples.
 template <class T, class Y, class Constants>
-__device__ void gather(Span<const T> images, Span<const Y> stored, Span<const u32> samples,
+__device__ void gather(Span<const T> images, Span<const Y> all_targets, Span<const u32> indices,
                        Span<float> inputs, Span<Y> targets, Span<const u32> epoch,
                        const Values& v, const Constants& of) {
     __shared__ Draw shared;
-    u32 i = blockIdx.x, sample = samples[i];
+    u32 i = blockIdx.x, sample = indices[i];
     bool augmented = v.padding || v.flip || v.cutout;
     if (threadIdx.x == 0) {
-        copy_class(stored, targets, i, sample);
+        copy_class(all_targets, targets, i, sample);
         if (augmented) shared = draw(v, epoch, sample);
     }
-    copy_values(stored, targets, i, sample, v.target_width);
+    copy_values(all_targets, targets, i, sample, v.target_width);
     __syncthreads();
     const int C = of.channels();
     u32 size = v.height * v.width * C;
@@ -189,67 +190,71 @@ __device__ void gather(Span<const T> images, Span<const Y> stored, Span<const u3
 
 // Samples of 1 to 4 channels, with their constants among the kernel's values.
 template <class T, class Y>
-__device__ void gather_few_channels(Span<const T> images, Span<const Y> stored,
-                                    Span<const u32> samples, Span<float> inputs, Span<Y> targets,
+__device__ void gather_few_channels(Span<const T> images, Span<const Y> all_targets,
+                                    Span<const u32> indices, Span<float> inputs, Span<Y> targets,
                                     Span<const u32> epoch, const Values& v) {
     switch (v.channels) {
-        case 1: return gather(images, stored, samples, inputs, targets, epoch, v, Few<1, T>{v});
-        case 2: return gather(images, stored, samples, inputs, targets, epoch, v, Few<2, T>{v});
-        case 3: return gather(images, stored, samples, inputs, targets, epoch, v, Few<3, T>{v});
-        default: return gather(images, stored, samples, inputs, targets, epoch, v, Few<4, T>{v});
+        case 1:
+            return gather(images, all_targets, indices, inputs, targets, epoch, v, Few<1, T>{v});
+        case 2:
+            return gather(images, all_targets, indices, inputs, targets, epoch, v, Few<2, T>{v});
+        case 3:
+            return gather(images, all_targets, indices, inputs, targets, epoch, v, Few<3, T>{v});
+        default:
+            return gather(images, all_targets, indices, inputs, targets, epoch, v, Few<4, T>{v});
     }
 }
 
 // Targets that are classes. Floats are normalised already (`StoredValues::Normalized`).
 extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_bytes(Span<const u8> images, Span<const u32> stored, Span<const u32> samples,
+    gather_bytes(Span<const u8> images, Span<const u32> all_targets, Span<const u32> indices,
                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
                  const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch);
-    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
+    locate(images, all_targets, indices, inputs, targets, epoch);
+    gather_few_channels(images, all_targets, indices, inputs, targets, epoch, values);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_floats(Span<const float> images, Span<const u32> stored, Span<const u32> samples,
-                  Span<float> inputs, Span<u32> targets, Span<const u32> epoch,
-                  const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch);
-    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
+    gather_normalized(Span<const float> images, Span<const u32> all_targets,
+                      Span<const u32> indices, Span<float> inputs, Span<u32> targets,
+                      Span<const u32> epoch, const __grid_constant__ Values values) {
+    locate(images, all_targets, indices, inputs, targets, epoch);
+    gather_few_channels(images, all_targets, indices, inputs, targets, epoch, values);
 }
 
 // Targets that are labels or numbers.
 extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_bytes_to_values(Span<const u8> images, Span<const float> stored, Span<const u32> samples,
-                           Span<float> inputs, Span<float> targets, Span<const u32> epoch,
-                           const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch);
-    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
+    gather_bytes_to_values(Span<const u8> images, Span<const float> all_targets,
+                           Span<const u32> indices, Span<float> inputs, Span<float> targets,
+                           Span<const u32> epoch, const __grid_constant__ Values values) {
+    locate(images, all_targets, indices, inputs, targets, epoch);
+    gather_few_channels(images, all_targets, indices, inputs, targets, epoch, values);
 }
 
 extern "C" __global__ void __launch_bounds__(256, 4)
-    gather_floats_to_values(Span<const float> images, Span<const float> stored,
-                            Span<const u32> samples, Span<float> inputs, Span<float> targets,
-                            Span<const u32> epoch, const __grid_constant__ Values values) {
-    locate(images, stored, samples, inputs, targets, epoch);
-    gather_few_channels(images, stored, samples, inputs, targets, epoch, values);
+    gather_normalized_to_values(Span<const float> images, Span<const float> all_targets,
+                                Span<const u32> indices, Span<float> inputs, Span<float> targets,
+                                Span<const u32> epoch, const __grid_constant__ Values values) {
+    locate(images, all_targets, indices, inputs, targets, epoch);
+    gather_few_channels(images, all_targets, indices, inputs, targets, epoch, values);
 }
 
 // Samples with a table of constants: of type T, with targets of type Y.
 #define GATHER_BY_TABLE(entry, T, Y)                                                            \
     extern "C" __global__ void __launch_bounds__(256, 4)                                        \
-        entry(Span<const T> images, Span<const Y> stored, Span<const u32> samples,              \
+        entry(Span<const T> images, Span<const Y> all_targets, Span<const u32> indices,         \
               Span<float> inputs, Span<Y> targets, Span<const u32> epoch,                       \
               Span<const float> constants, const __grid_constant__ Values values) {             \
-        locate(images, stored, samples, inputs, targets, epoch, constants);                     \
+        locate(images, all_targets, indices, inputs, targets, epoch, constants);                \
         Many<T> of{constants, (int)values.channels};                                            \
-        gather(images, stored, samples, inputs, targets, epoch, values, of);                    \
+        gather(images, all_targets, indices, inputs, targets, epoch, values, of);               \
     }
 
 GATHER_BY_TABLE(gather_many_bytes, u8, u32)
 GATHER_BY_TABLE(gather_integers, short, u32)
 GATHER_BY_TABLE(gather_halves, Half, u32)
-GATHER_BY_TABLE(gather_raw_floats, float, u32)
+GATHER_BY_TABLE(gather_floats, float, u32)
 GATHER_BY_TABLE(gather_many_bytes_to_values, u8, float)
 GATHER_BY_TABLE(gather_integers_to_values, short, float)
 GATHER_BY_TABLE(gather_halves_to_values, Half, float)
-GATHER_BY_TABLE(gather_raw_floats_to_values, float, float)
+GATHER_BY_TABLE(gather_floats_to_values, float, float)

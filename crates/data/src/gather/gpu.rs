@@ -33,9 +33,7 @@ struct Kernels {
     many_bytes: Kernel,
     integers: Kernel,
     halves: Kernel,
-    /// `gather_raw_floats`.
     floats: Kernel,
-    /// `gather_floats`.
     normalized: Kernel,
 }
 
@@ -70,11 +68,11 @@ macro_rules! kernels {
                 &[HALVES, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             floats: kernel(
-                concat!("gather_raw_floats", $suffix),
+                concat!("gather_floats", $suffix),
                 &[FLOATS, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH, CONSTANTS],
             ),
             normalized: kernel(
-                concat!("gather_floats", $suffix),
+                concat!("gather_normalized", $suffix),
                 &[FLOATS, ALL_TARGETS, SAMPLES, INPUTS, TARGETS, EPOCH],
             ),
         }
@@ -127,9 +125,9 @@ struct GpuValues {
 /// [`GpuGather::program`].
 type ProgramKey = (SampleStorage, (Augment, u64), [usize; 6]);
 
-/// The compiled programs of a [`super::GatherBatches`]. Samples and epoch are tensor arguments, so
-/// a program depends only on the storage of the samples, their augmentation with its seed, and the
-/// lengths of the tensors.
+/// The programs that a [`super::GatherBatches`] has made so far. Samples and epoch are tensor
+/// arguments, so a program depends only on the storage of the samples, their augmentation with its
+/// seed, and the lengths of the tensors.
 pub(super) struct GpuGather {
     values: GpuValues,
     kernels: &'static Kernels,

@@ -1,4 +1,5 @@
-//! Batches gathered from the resident copy, for each env on a separate stream (D2–D6, F2).
+//! Batches gathered from the dataset, resident or streamed, for each env on a separate stream
+//! (D2–D6, F2).
 
 mod config;
 mod gpu;
@@ -48,7 +49,7 @@ struct ServedEnv {
     /// Offset of the env's permutation in the tensors of `permutations`.
     first: usize,
     kind: InputKind,
-    samples: EnvSamples,
+    source: EnvSamples,
     storage: SampleStorage,
     /// f32 [2 · C], the scales and shifts of the channels, if the storage needs a table of them.
     constants: Option<Tensor>,
@@ -85,7 +86,7 @@ pub struct GatherBatches {
     /// Index in the epoch of the batch that [`GatherBatches::next`] returns.
     next_batch: usize,
     /// Number of samples in the dataset.
-    samples: usize,
+    dataset_len: usize,
 }
 
 impl GatherBatches {
@@ -106,7 +107,7 @@ impl GatherBatches {
             parts: config.subset.order_parts(),
             batch_per_env: config.batch_per_env,
             devices: config.order_devices(),
-            ranks: config.ranks.clone(),
+            ranks: config.order_ranks.clone(),
             own: config.own.as_ref().map(|own| own.iter().map(|own| own.order()).collect()),
             epoch_mode: config.epoch_mode,
             seed: config.seed,
@@ -142,14 +143,14 @@ impl GatherBatches {
             let sets = permutations[device].on(stream)?;
             let capacity = order.part_max(env);
             let own = config.own.as_ref().map(|own| own[env]);
-            let (samples, storage) = env_samples(dataset, stream, capacity, &mut loader)?;
+            let (source, storage) = env_samples(dataset, stream, capacity, &mut loader)?;
             Ok(ServedEnv {
                 stream: stream.clone(),
                 augment: own.map_or(config.augment, |own| own.augment),
                 device,
                 first: permutations[device].start_of(permutation),
                 kind: dataset.info().kind,
-                samples,
+                source,
                 storage,
                 constants: gpu::constants(stream, storage, &constants)?,
                 targets: dataset.targets().on(stream)?,
@@ -164,7 +165,7 @@ impl GatherBatches {
         let kernel = Arc::new(GatherKernel::new(forms, &constants));
         let gpu = GpuGather::new(forms, &constants);
         let (selected, is_started, next_batch) = (vec![], false, 0);
-        let samples = datasets[0].len();
+        let dataset_len = datasets[0].len();
         let mut gather = Self {
             order,
             kernel,
@@ -175,7 +176,7 @@ impl GatherBatches {
             selected,
             is_started,
             next_batch,
-            samples,
+            dataset_len,
         };
         let selected = config.selected.as_ref();
         gather.select(|env| selected.is_none_or(|selected| selected.contains(&env)))?;
@@ -200,22 +201,23 @@ impl GatherBatches {
         self.resize(env)
     }
 
-    /// Gives other samples, as indices of the dataset, to an env, which is one of those that are
-    /// served. Ends the current epoch of all envs: call [`Self::start_epoch`] before
-    /// [`Self::next`]. Allocates the env's buffers and the permutations of its device again.
+    /// Gives other samples to an env, which is one of those that are served; `indices` are the
+    /// samples' indices in the dataset. Ends the current epoch of all envs: call
+    /// [`Self::start_epoch`] before [`Self::next`]. Allocates the env's buffers and the
+    /// permutations of its device again.
     ///
     /// # Errors
     /// [`Error::Argument`] for an index that the dataset does not have, and with
     /// [`EpochMode::Dealt`](crate::order::EpochMode::Dealt), where envs share samples; out of
     /// memory.
-    pub fn set_samples(&mut self, env: usize, samples: &Arc<[u32]>) -> Result<()> {
-        check_indices("parts", samples, self.samples)?;
+    pub fn set_samples(&mut self, env: usize, indices: &Arc<[u32]>) -> Result<()> {
+        check_indices("parts", indices, self.dataset_len)?;
         let mut order = self.order.clone();
-        order.set_len(env, samples.len())?;
+        order.set_len(env, indices.len())?;
         self.is_started = false;
         let device = self.envs[env - self.first_env].device;
         let permutations = &mut self.permutations[device];
-        permutations.set(order.permutation_of(env), samples, &order)?;
+        permutations.set(order.permutation_of(env), indices, &order)?;
         self.order = order;
         for (number, served) in (self.first_env..).zip(&mut self.envs) {
             if served.device == device {
@@ -233,7 +235,7 @@ impl GatherBatches {
     fn resize(&mut self, env: usize) -> Result<()> {
         let served = &mut self.envs[env - self.first_env];
         let capacity = self.order.part_max(env);
-        if let EnvSamples::Streamed(stage) = &mut served.samples {
+        if let EnvSamples::Streamed(stage) = &mut served.source {
             stage.resize(&served.stream, capacity)?;
         }
         served.ring.resize(capacity)
@@ -287,7 +289,7 @@ impl GatherBatches {
     /// batches of an epoch are taken. Resident samples are not copied. With streamed samples the
     /// next batch is copied ahead, so the number is one more than `batches`, at most [`Self::len`].
     pub fn uploads(&self, batches: usize) -> u64 {
-        let streamed = self.envs.iter().any(|env| matches!(env.samples, EnvSamples::Streamed(_)));
+        let streamed = self.envs.iter().any(|env| matches!(env.source, EnvSamples::Streamed(_)));
         if streamed { self.len().min(batches.saturating_add(1)) as u64 } else { 0 }
     }
 
@@ -359,7 +361,7 @@ impl GatherBatches {
             return Ok(None);
         }
         let mut batches = Vec::with_capacity(self.selected.len());
-        let mut samples = Vec::with_capacity(self.selected.len());
+        let mut sample_indices = Vec::with_capacity(self.selected.len());
         for &index in &self.selected {
             let part = self.places(index, self.next_batch);
             if part.is_empty() {
@@ -368,13 +370,13 @@ impl GatherBatches {
             let ServedEnv { ring, permutations, device, .. } = &mut self.envs[index];
             let (inputs, targets) = ring.take(part.len())?;
             let permutation = &permutations[self.permutations[*device].turn()];
-            samples.push(permutation.view(part.start, [part.len()])?);
+            sample_indices.push(permutation.view(part.start, [part.len()])?);
             batches.push(Batch { env: self.first_env + index, inputs, targets });
         }
         let mut launches = Launches::default();
-        for (batch, samples) in batches.iter().zip(&samples) {
+        for (batch, indices) in batches.iter().zip(&sample_indices) {
             let env = &self.envs[batch.env - self.first_env];
-            self.gather(env, batch, samples, &mut launches)?;
+            self.gather(env, batch, indices, &mut launches)?;
         }
         launches.run()?;
         for batch in &batches {
@@ -396,7 +398,7 @@ impl GatherBatches {
             self.is_a_batch(env - self.first_env, inputs, targets),
             "gather: {inputs:?}, {targets:?}"
         );
-        let stored = match &served.samples {
+        let stored = match &served.source {
             EnvSamples::Resident(samples) => samples,
             EnvSamples::Streamed(stage) => stage.filled(),
         };
@@ -464,8 +466,8 @@ impl GatherBatches {
         batch: usize,
     ) -> Option<(&mut BatchStage, &Arc<Indices>, Range<usize>)> {
         let part = (batch < self.order.batches()).then(|| self.places(index, batch))?;
-        let ServedEnv { samples, device, .. } = &mut self.envs[index];
-        match samples {
+        let ServedEnv { source, device, .. } = &mut self.envs[index];
+        match source {
             EnvSamples::Streamed(stage) if !part.is_empty() => {
                 Some((stage, self.permutations[*device].indices(), part))
             }

@@ -62,9 +62,9 @@ impl HostStage {
     }
 
     /// Begins to load samples, unless they are the samples that are being loaded.
-    fn load(&mut self, samples: SampleList) -> Result<()> {
+    fn load(&mut self, list: SampleList) -> Result<()> {
         let buffer = match self.loading.take() {
-            Some(loading) if loading.is_of(&samples) => {
+            Some(loading) if loading.is_of(&list) => {
                 self.loading = Some(loading);
                 return Ok(());
             }
@@ -73,13 +73,13 @@ impl HostStage {
             Some(stale) => stale.wait()?,
             None => self.buffers.take()?,
         };
-        self.loading = Some(self.loader.load(samples, buffer));
+        self.loading = Some(self.loader.load(list, buffer));
         Ok(())
     }
 
     /// Uploads samples that are being loaded, or loads them first, into a slot.
-    fn upload(&mut self, uploads: &Stream, slot: &Tensor, samples: SampleList) -> Result<()> {
-        self.load(samples)?;
+    fn upload(&mut self, uploads: &Stream, slot: &Tensor, list: SampleList) -> Result<()> {
+        self.load(list)?;
         let loading = self.loading.take();
         let buffer = loading.map(LoadingSamples::wait).transpose()?;
         buffer.map_or(Ok(()), |buffer| Ok(uploads.upload_from("stage", slot, buffer)?))
@@ -114,7 +114,7 @@ impl BatchStage {
     }
 
     /// The samples at places `part` of the permutations.
-    fn samples(&self, permutation: &Arc<Indices>, part: Range<usize>) -> SampleList {
+    fn sample_list(&self, permutation: &Arc<Indices>, part: Range<usize>) -> SampleList {
         let (file, permutation) = (self.file.clone(), permutation.clone());
         SampleList { file, sample_bytes: self.sample_bytes, permutation, part }
     }
@@ -127,8 +127,8 @@ impl BatchStage {
     /// # Errors
     /// The errors of [`HostBuffers::take`](meristem_device::HostBuffers::take) and of the loader.
     pub(super) fn load(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
-        let samples = self.samples(permutation, part);
-        self.host.as_mut().map_or(Ok(()), |host| host.load(samples))
+        let list = self.sample_list(permutation, part);
+        self.host.as_mut().map_or(Ok(()), |host| host.load(list))
     }
 
     /// Begins to copy the samples at places `part` of the permutations into the slot that was not
@@ -140,11 +140,11 @@ impl BatchStage {
     /// same slot as before.
     pub(super) fn fill(&mut self, permutation: &Arc<Indices>, part: Range<usize>) -> Result<()> {
         let (turn, values) = (self.turn ^ 1, part.len() * self.values);
-        let (slot, samples) =
-            (self.slots[turn].0.view(0, [values])?, self.samples(permutation, part));
+        let slot = self.slots[turn].0.view(0, [values])?;
+        let list = self.sample_list(permutation, part);
         match &mut self.host {
-            Some(host) => host.upload(&self.uploads, &slot, samples)?,
-            None => self.uploads.upload("stage", &slot, move |to| samples.copy(to))?,
+            Some(host) => host.upload(&self.uploads, &slot, list)?,
+            None => self.uploads.upload("stage", &slot, move |to| list.copy(to))?,
         }
         self.turn = turn;
         Ok(())

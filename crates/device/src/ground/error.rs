@@ -132,13 +132,14 @@ pub enum Error {
         /// Number of acts of this kind that the scope permits; all were used.
         permitted: u64,
     },
-    /// A written argument shares bytes with another argument.
+    /// A written argument shares bytes with another argument. Arguments of several launches are
+    /// named with the number of their launch.
     #[error(
         "`{operation}`: `{argument}` is written and overlaps `{other}`; give the operation \
          separate memory"
     )]
     Overlap {
-        /// Operation.
+        /// Operation of the launch that writes.
         operation: &'static str,
         /// The written argument.
         argument: String,

@@ -66,8 +66,8 @@ impl fmt::Display for Owner {
 pub struct OwnerUse {
     /// The owner.
     pub owner: Owner,
-    /// Bytes in tensors now.
+    /// Requested bytes in use now.
     pub current: usize,
-    /// Largest number of bytes in tensors so far.
+    /// Largest number of requested bytes in use so far.
     pub peak: usize,
 }

@@ -263,7 +263,8 @@ impl Device {
 
     /// Opens a hot scope on this thread. Until the guard is dropped, the thread's acts on this
     /// device are counted with their call sites, and `policy` applies to copies, waits and
-    /// allocations (V2). Launches are counted and never refused. Does not wait.
+    /// allocations (V2). Launches are counted and not refused, except a launch that must load its
+    /// kernels, which waits (see [`load_kernels`](Device::load_kernels)). Does not wait.
     ///
     /// Scopes nest: every open scope counts, and the strictest applies.
     ///
@@ -284,9 +285,9 @@ impl Device {
         HotScope::open(device, name, policy, opened)
     }
 
-    /// Returns cached memory that no kernel uses to the system; returns the number of bytes. Does
-    /// not wait on a CPU device. On a CUDA device this waits for all work, which is counted as a
-    /// synchronisation; in a hot scope that forbids waits it does nothing.
+    /// Gives cached memory that no kernel uses back to the system; returns its number of bytes.
+    /// Does not wait on a CPU device. On a CUDA device this waits for all work, which is counted as
+    /// a synchronisation; in a hot scope that forbids waits it does nothing.
     #[track_caller]
     pub fn trim(&self) -> usize {
         let (counters, site) = (&self.shared().counters, Location::caller());

@@ -3,7 +3,7 @@
 
 use super::Tensor;
 use super::expect::device_words;
-use super::operands::{LaunchOperands, check_overlap, touch};
+use super::operands::{LaunchOperands, find_overlap, touch};
 use crate::execution::StreamWork;
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, Error, Property, Result};
@@ -55,14 +55,13 @@ impl<'a> LaunchGroup<'a> {
     /// where a kernel's own panic is returned.
     /// - [`Error::Mismatch`]: an argument does not belong to a stream of the group.
     /// - [`Error::Overlap`]: a written argument shares bytes with another argument, of any launch.
+    ///   The error numbers the launches in the order in which they joined, from 0.
     /// - [`Error::KernelPanicked`], [`Error::Race`], as for [`Launch::run`](crate::Launch::run).
     pub fn run(self) -> Result<()> {
         self.check_streams()?;
         let all: Vec<(&Tensor, AccessKind)> =
             self.parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
-        if let Some(first) = self.parts.first() {
-            check_overlap(first.operation, &all)?;
-        }
+        check_overlap_of_launches(&self.parts, &all)?;
         let parts =
             self.parts.into_iter().map(|GroupedLaunch { stream, tensors, work, .. }| {
                 let touches = tensors
@@ -102,4 +101,24 @@ impl<'a> LaunchGroup<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns an error if a written argument of a launch shares bytes with another argument of the
+/// launches; `all` are the arguments of all launches.
+pub(super) fn check_overlap_of_launches(
+    parts: &[GroupedLaunch<'_>],
+    all: &[(&Tensor, AccessKind)],
+) -> Result<()> {
+    let Some(overlap) = find_overlap(all) else { return Ok(()) };
+    let of_launch = |(launch, part): (usize, &GroupedLaunch<'_>)| {
+        let operation = part.operation;
+        (0..part.tensors.len()).map(move |argument| (launch, argument, operation))
+    };
+    let places: Vec<_> = parts.iter().enumerate().flat_map(of_launch).collect();
+    let [written, other] = [overlap.written, overlap.other].map(|argument| places[argument]);
+    let (launch, argument, operation) = written;
+    let argument = format!("argument {argument} of launch {launch}");
+    let (launch, number, name) = other;
+    let other = format!("argument {number} of launch {launch} ({name})");
+    Err(Error::Overlap { operation, argument, other })
 }

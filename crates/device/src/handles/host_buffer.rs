@@ -74,8 +74,8 @@ impl HostBuffer {
         match &mut self.memory {
             None => &mut [],
             Some(HostMemory::Plain(bytes)) => bytes,
-            // SAFETY: the buffer has not been uploaded, since that takes the memory, and its memory
-            // came from copies that are complete.
+            // SAFETY: the buffer has not been uploaded, since that takes the memory, and earlier
+            // copies from this memory are complete.
             Some(HostMemory::Staging(staging)) => unsafe { &mut staging.bytes()[..self.bytes] },
         }
     }

@@ -65,8 +65,10 @@ impl<'a> Launch<'a> {
     /// Enqueues the kernel: on a CPU device the closure, on a CUDA device the program from
     /// [`gpu`](Launch::gpu). A worker of the device, or the GPU, runs it after all earlier work of
     /// the stream, and after every earlier launch of other streams with a conflicting access. These
-    /// waits happen on the device. Does not wait for the device; waits for space if the stream's
-    /// queue is full.
+    /// waits happen on the device. Does not wait for the device, with one exception: the first
+    /// launch of a kernel on a CUDA device loads it, which waits and counts as a synchronisation
+    /// (unless [`Device::load_kernels`](crate::Device::load_kernels) has done it). Waits for space
+    /// if the stream's queue is full.
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
     /// panics, its stream fails: later work is dropped, and later calls return
@@ -83,7 +85,8 @@ impl<'a> Launch<'a> {
     /// - [`crate::Error::Race`], only with the race sanitizer on.
     /// - On a CUDA device: [`crate::Error::NoKernel`] without a program, [`crate::Error::Mismatch`]
     ///   if a call does not match its kernel's declaration, [`crate::Error::Cuda`] if a kernel
-    ///   cannot be compiled, [`crate::Error::DeviceFailed`].
+    ///   cannot be compiled, [`crate::Error::HotScope`] if a kernel must be loaded and an open
+    ///   scope forbids the wait, [`crate::Error::DeviceFailed`].
     pub fn run<F>(mut self, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,
@@ -129,8 +132,8 @@ impl<'a> Launch<'a> {
     /// of the group.
     ///
     /// # Errors
-    /// [`crate::Error::HotScope`] if an open scope forbids it; the errors of [`run`](Launch::run)
-    /// about a call on a CUDA device. Errors of the arguments are returned by [`LaunchGroup::run`].
+    /// The errors of [`run`](Launch::run) about a call on a CUDA device. Errors of the arguments
+    /// are returned by [`LaunchGroup::run`].
     pub fn join<F>(mut self, group: &mut LaunchGroup<'a>, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,

@@ -2,8 +2,8 @@
 
 use std::panic::Location;
 
-use super::group::GroupedLaunch;
-use super::operands::{check_overlap, touch};
+use super::group::{GroupedLaunch, check_overlap_of_launches};
+use super::operands::touch;
 use super::{Stream, Tensor};
 use crate::execution::{Program, StreamWork};
 use crate::ground::sync::Arc;
@@ -13,8 +13,9 @@ use crate::order::{GroupPart, StreamState, submit_group, submit_work};
 /// Independent launches of any streams of any devices: no launch uses memory that another writes.
 /// An example is one step of many networks. On a CPU device each launch is enqueued on its stream,
 /// as by [`Launch::run`](crate::Launch::run). The launches of a CUDA device become one graph, in
-/// which launches of one [`Program`] share the calls of its kernels. The graph is kept, and each
-/// later run is one call of the driver. This needs programs whose calls all state their
+/// which launches of one [`Program`] share the calls of its kernels. The graph is kept: a later run
+/// is one call of the driver, and a copy to the device, which is counted, if the tensors' addresses
+/// are not among those that the graph keeps. This needs programs whose calls all state their
 /// [pieces](crate::Piece); otherwise each launch of the device is enqueued alone, as on a CPU
 /// device. Launches are added with [`Launch::add`](crate::Launch::add).
 ///
@@ -48,8 +49,10 @@ impl<'a> Launches<'a> {
     /// # Errors
     /// The errors of [`Launch::run`](crate::Launch::run); for launches that become one graph also
     /// [`crate::Error::Overlap`] if one launch writes memory that another uses, and
-    /// [`crate::Error::HotScope`] if an open scope forbids to build the graph. Launches before the
-    /// failing one are enqueued; the launches of one graph are enqueued all or none.
+    /// [`crate::Error::HotScope`] if an open scope forbids to build the graph or to copy addresses.
+    /// Launches before the failing one are enqueued; the launches of one graph are enqueued all or
+    /// none. An overlap numbers the launches of the device in the order in which they were added,
+    /// from 0.
     pub fn run(self) -> Result<()> {
         let mut devices: Vec<Vec<GroupedLaunch<'a>>> = vec![];
         for part in self.parts {
@@ -68,7 +71,7 @@ impl<'a> Launches<'a> {
 /// A planned launch: a program, and the stream on which it will be launched, without tensors.
 #[derive(Debug)]
 pub struct PlannedLaunch<'a> {
-    /// The stream of the launch, on a CUDA device.
+    /// The stream of the launch.
     pub stream: &'a Stream,
     /// Operation, for errors and observers.
     pub operation: &'static str,
@@ -144,7 +147,7 @@ fn run_fused(parts: Vec<GroupedLaunch<'_>>) -> Result<()> {
     let Some(cuda_queue) = first.cuda_queue() else { return Ok(()) };
     let all: Vec<(&Tensor, AccessKind)> =
         parts.iter().flat_map(|part| part.tensors.iter().copied()).collect();
-    check_overlap(operation, &all)?;
+    check_overlap_of_launches(&parts, &all)?;
     let streams: Vec<&Arc<StreamState>> = parts.iter().map(|part| part.stream).collect();
     let tasks = parts.into_iter().filter_map(|part| match part.work {
         StreamWork::Cuda(task) => Some(*task),

@@ -16,11 +16,30 @@ pub(super) fn touch(tensor: &Tensor, access: AccessKind) -> Touch<'_, Storage<St
     Touch { storage: tensor.storage(), access, bytes }
 }
 
-/// Returns an error if a written argument shares bytes with another.
+/// Two arguments that share bytes, by their numbers.
+pub(super) struct Overlap {
+    /// A written one.
+    pub(super) written: usize,
+    pub(super) other: usize,
+}
+
+/// Returns an error if a written argument of a launch shares bytes with another.
 pub(super) fn check_overlap(
     operation: &'static str,
     tensors: &[(&Tensor, AccessKind)],
 ) -> Result<()> {
+    match find_overlap(tensors) {
+        None => Ok(()),
+        Some(Overlap { written, other }) => Err(Error::Overlap {
+            operation,
+            argument: format!("argument {written}"),
+            other: format!("argument {other}"),
+        }),
+    }
+}
+
+/// A written argument that shares bytes with another.
+pub(super) fn find_overlap(tensors: &[(&Tensor, AccessKind)]) -> Option<Overlap> {
     let is_written = |i: usize| tensors[i].1 == AccessKind::Write;
     let place = |i: usize| (std::ptr::from_ref(tensors[i].0.storage()), tensors[i].0.offset());
     let with_bytes = (0..tensors.len()).filter(|&i| tensors[i].0.bytes() > 0);
@@ -32,12 +51,8 @@ pub(super) fn check_overlap(
     for &i in &order {
         let earlier = if is_written(i) { any } else { written };
         if let Some(j) = earlier.filter(|&j| tensors[j].0.overlaps(tensors[i].0)) {
-            let first_written = if is_written(i) && (i < j || !is_written(j)) { i } else { j };
-            return Err(Error::Overlap {
-                operation,
-                argument: format!("argument {first_written}"),
-                other: format!("argument {}", i + j - first_written),
-            });
+            let written = if is_written(i) && (i < j || !is_written(j)) { i } else { j };
+            return Some(Overlap { written, other: i + j - written });
         }
         let further = |j: Option<usize>| j.filter(|&j| reaches_as_far(tensors[j].0, tensors[i].0));
         any = further(any).or(Some(i));
@@ -45,7 +60,7 @@ pub(super) fn check_overlap(
             written = further(written).or(Some(i));
         }
     }
-    Ok(())
+    None
 }
 
 /// Whether `earlier` ends at the end of `later`, or after it, in the same storage.

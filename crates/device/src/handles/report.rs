@@ -4,15 +4,16 @@ use super::{Device, Stream};
 use crate::ground::{Owner, OwnerUse};
 use crate::memory::{Pool, Usage, WatermarkId};
 
-/// Memory of a device. `current` and `peak` count the bytes that tensors requested, and do not
-/// depend on timing. Rounding and cached free blocks are only in `reserved`.
+/// Memory of a device. `current` and `peak` count the bytes requested for tensors and for temporary
+/// memory of kernels ([`Scratch`](crate::Scratch)), and do not depend on timing. Rounding and
+/// cached free blocks are only in `reserved`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Bytes in tensors now.
+    /// Requested bytes in use now.
     pub current: usize,
-    /// Largest number of bytes in tensors so far.
+    /// Largest number of requested bytes in use so far.
     pub peak: usize,
-    /// Bytes taken from the system: in tensors, or free and cached for reuse.
+    /// Bytes taken from the system: in use, or free and cached for reuse.
     pub reserved: usize,
     /// Largest number of bytes taken from the system so far.
     pub reserved_peak: usize,
@@ -54,8 +55,8 @@ pub struct MemoryAround {
     pub before: MemoryReport,
     /// Memory after the call returned.
     pub after: MemoryReport,
-    /// Largest number of bytes in tensors at any moment of the call, tensors from before the call
-    /// included.
+    /// Largest number of requested bytes in use at any moment of the call, requests from before the
+    /// call included.
     pub peak: usize,
     owners: [usize; Owner::ALL.len()],
 }

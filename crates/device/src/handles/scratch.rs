@@ -13,7 +13,8 @@ use crate::memory::{MemoryRequest, PooledBlock, StreamHome};
 /// runs; the contents are lost afterwards. Streams share the memory: a device has one piece for
 /// each kernel that can run at once, at most one for each worker, however many streams there are. A
 /// worker uses its piece for one kernel after the other, so that the piece stays in its caches. A
-/// handle: clones are the same memory. The memory is given back with the last handle of any stream.
+/// handle: clones are the same memory. The memory is given back when no stream of the device has a
+/// handle any more.
 ///
 /// ```
 /// # use meristem_device::*;
@@ -66,10 +67,10 @@ impl Scratch {
             let idle = device.stream("scratch");
             let (stream, slot) = (idle.state(), idle.slot());
             let request = MemoryRequest { stream, slot, bytes, owner, operation, site };
-            let place = PooledBlock::new(device.pool(), &request)?;
-            let block = place.block().cloned();
+            let pooled = PooledBlock::new(device.pool(), &request)?;
+            let block = pooled.block().cloned();
             let block = block.unwrap_or_else(|| unreachable!("it has at least one byte"));
-            Ok(ScratchPiece::new(block, bytes, Box::new(place)))
+            Ok(ScratchPiece::new(block, bytes, Box::new(pooled)))
         };
         let reservation = Arc::new(pieces.reserve(stream.id(), bytes, make)?);
         Ok(Scratch { stream: stream.clone(), reservation })

@@ -13,9 +13,10 @@ use crate::memory::{Storage, StorageHandle};
 use crate::order::{TrackedMemory, wait_for_producer};
 
 impl Tensor {
-    /// A contiguous tensor whose elements are unspecified (but initialised: zeros, or values of an
-    /// earlier tensor; with the race sanitizer on they are [`POISON`]). Does not wait for the
-    /// device, unless the memory limit is reached.
+    /// A contiguous tensor whose elements are unspecified. On a CPU device they are zeros, or what
+    /// an earlier user of the memory left there; on a CUDA device they can be anything. With the
+    /// race sanitizer on they are [`POISON`]. Does not wait for the device, unless the memory limit
+    /// is reached.
     ///
     /// # Errors
     /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed;

@@ -167,7 +167,7 @@ pub fn read_back_as<T: Element>(tensors: &[&Tensor]) -> Result<Vec<Vec<T>>> {
     copy_out(tensors, Location::caller())
 }
 
-/// Reads metrics like [`read_back_as`], as f64.
+/// Reads f64 tensors, such as metrics, like [`read_back_as`]; converts no other type.
 ///
 /// # Errors
 /// The errors of [`read_back_as`].

@@ -68,8 +68,8 @@ impl<H: StreamHome> StorageHandle<H> {
         }
     }
 
-    /// Fills a new storage with a pattern from the host, if its block comes from the system;
-    /// returns whether it did.
+    /// Fills a new storage with a pattern from the host, if its block is new and zeroed; returns
+    /// false if the storage still has to be filled.
     pub(crate) fn fill_fresh(&mut self, pattern: u32) -> bool {
         let Some(storage) = Shared::get_mut(&mut self.0) else { return false };
         if !storage.fresh {

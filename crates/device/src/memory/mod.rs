@@ -2,16 +2,16 @@
 //! memory in use by owner (V3).
 
 mod handle;
-mod place;
 mod pool;
+mod pooled_block;
 mod size_class;
 mod storage;
 mod usage;
 mod watermark;
 
 pub(crate) use handle::{StorageHandle, StreamHome};
-pub(crate) use place::PooledBlock;
 pub(crate) use pool::{MemoryRequest, Pool};
+pub(crate) use pooled_block::PooledBlock;
 pub(crate) use storage::Storage;
 pub(crate) use usage::Usage;
 pub(crate) use watermark::WatermarkId;

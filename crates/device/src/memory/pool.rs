@@ -10,7 +10,7 @@
 //!     a ready block of the stream's list, or of ended streams?    take it        (usual)
 //!     room below the limit?                                       new block      (first batches)
 //!     a ready block of any stream?                                take it
-//!     any block of the class?         take the oldest; its next work waits on the device
+//!     any block of the class?         take the first of a list; its next work waits on the device
 //!     otherwise: return idle blocks of other classes to the system, or wait for one to become idle
 //! free(storage):
 //!     hazards.bequeath(); push onto the stream's list
@@ -62,7 +62,7 @@ use crate::ground::{Act, Error, Owner, Result};
 use crate::hooks::DeviceObservers;
 use crate::order::{Access, StreamState, TrackedMemory};
 
-/// Number of entries of a list that a request examines, the latest first.
+/// Number of entries of a list that a request examines, the last first.
 const LOOK: usize = 8;
 
 /// A storage without a tenant: a block with its pending accesses.
@@ -74,7 +74,7 @@ fn is_ready_for<H>(free: &mut FreeStorage<H>, stream: &Arc<StreamState>) -> bool
     after.is_empty() || after.iter().all(|access| access.is_ordered_before(stream))
 }
 
-/// Free storages by size class; within a class, the latest last.
+/// Free storages by size class; within a class, roughly in the order of freeing.
 struct FreeLists<H>(Vec<Vec<FreeStorage<H>>>);
 
 impl<H> Default for FreeLists<H> {
@@ -100,8 +100,8 @@ impl<H> FreeLists<H> {
         Some(list.swap_remove(found))
     }
 
-    /// Takes the block of this class that was freed earliest.
-    fn take_oldest(&mut self, class: usize) -> Option<FreeStorage<H>> {
+    /// Takes the first block of this class.
+    fn take_first(&mut self, class: usize) -> Option<FreeStorage<H>> {
         let list = self.0.get_mut(class)?;
         if list.is_empty() { None } else { Some(list.remove(0)) }
     }
@@ -201,8 +201,8 @@ impl<H> Pool<H> {
         Pool { memory, limit, forgets, keeps_done, observers, pieces, state }
     }
 
-    /// Counts the bytes of a new tensor.
-    fn count_tensor(&self, state: &mut PoolState<H>, owner: Owner, bytes: usize) {
+    /// Counts the bytes of a request.
+    fn count_request(&self, state: &mut PoolState<H>, owner: Owner, bytes: usize) {
         let held = state.usage.take(owner, bytes);
         self.observers.notify(|observer| observer.memory_changed(owner, held));
     }
@@ -245,7 +245,7 @@ impl<H> Pool<H> {
             ready = state.lists[ORPHANS].take_ready(class, stream);
         }
         let Some(free) = ready else { return self.allocate_anew(state, request) };
-        self.count_tensor(&mut state, owner, bytes);
+        self.count_request(&mut state, owner, bytes);
         Ok(self.hand_out(free))
     }
 
@@ -262,7 +262,7 @@ impl<H> Pool<H> {
             Some(free) => (state, free),
             None => self.allocate_under_pressure(state, request)?,
         };
-        self.count_tensor(&mut state, request.owner, request.bytes);
+        self.count_request(&mut state, request.owner, request.bytes);
         Ok(free)
     }
 
@@ -302,7 +302,7 @@ impl<H> Pool<H> {
         loop {
             let reused = state
                 .take_anywhere(request.slot, |lists| lists.take_ready(class, stream))
-                .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_oldest(class)));
+                .or_else(|| state.take_anywhere(request.slot, |lists| lists.take_first(class)));
             if let Some(free) = reused {
                 return Ok((state, self.hand_out(free)));
             }

@@ -3,19 +3,19 @@
 use super::watermark::{Watermark, WatermarkId};
 use crate::ground::{Owner, OwnerUse};
 
-/// Running totals. `current`, `peak` and the owners count bytes that tensors requested; `reserved`
-/// counts bytes of blocks.
+/// Running totals. `current`, `peak` and the owners count bytes requested for tensors and for
+/// temporary memory of kernels; `reserved` counts bytes of blocks.
 #[derive(Default)]
 pub(crate) struct Usage {
-    /// Bytes in tensors now.
+    /// Requested bytes in use now.
     pub(crate) current: usize,
-    /// Largest number of bytes in tensors so far.
+    /// Largest number of requested bytes in use so far.
     pub(crate) peak: usize,
     /// Bytes taken from the system now.
     pub(crate) reserved: usize,
     /// Largest number of bytes taken from the system so far.
     pub(crate) reserved_peak: usize,
-    /// Bytes in tensors of each owner, now and at most, in the order of [`Owner::ALL`].
+    /// Requested bytes in use by each owner, now and at most, in the order of [`Owner::ALL`].
     owners: [(usize, usize); Owner::ALL.len()],
     /// Watermarks of the measured calls: usually none.
     watermarks: Vec<Watermark>,

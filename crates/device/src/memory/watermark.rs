@@ -9,7 +9,7 @@ use crate::ground::Owner;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WatermarkId(pub(crate) u64);
 
-/// Peak of the bytes in tensors since the watermark was set.
+/// Peak of the requested bytes in use since the watermark was set.
 #[derive(Debug)]
 pub(crate) struct Watermark {
     pub(crate) id: WatermarkId,

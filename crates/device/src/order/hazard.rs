@@ -19,8 +19,8 @@
 //!
 //! # Why it is fast
 //! A write drops all earlier accesses, because a wait for the write covers them. So a storage that
-//! is used on one stream has one access, and a launch adds no wait. Waits are commands of the
-//! stream that must wait; the host never waits here.
+//! is used on one stream has at most one write and one read, and a launch adds no wait. Waits are
+//! commands of the stream that must wait; the host never waits here.
 //!
 //! # Assumptions
 //! A launch declares all its accesses, and accesses are noted in the order of submission, under

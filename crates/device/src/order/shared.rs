@@ -5,8 +5,8 @@ use crate::ground::sync::Mutex;
 use crate::ground::{DeviceId, Isa};
 use crate::hooks::{Counters, DeviceObservers};
 
-/// The data of a device's submission lock, which protects the order of submissions and the hazards
-/// of all storages.
+/// Token of a device's submission lock. The lock protects the order of submissions and the hazards
+/// of all storages, which are stored elsewhere.
 #[derive(Default)]
 pub(crate) struct Submission;
 

@@ -95,9 +95,14 @@ fn what_would_race_is_refused() {
     let (x, foreign) = (filled(&a, 1.0, 4), filled(&c, 1.0, 4));
     let (low, high) = (x.view(0, [3]).unwrap(), x.view(2, [2]).unwrap());
     let mut group = LaunchGroup::default();
+    b.launch("high").read(&foreign).read(&high).join(&mut group, |_| {}).unwrap();
     a.launch("low").write(&low).join(&mut group, |_| {}).unwrap();
-    b.launch("high").read(&high).join(&mut group, |_| {}).unwrap();
-    assert!(matches!(group.run(), Err(Error::Overlap { .. })));
+    c.launch("of c").join(&mut group, |_| {}).unwrap();
+    let error = group.run().unwrap_err();
+    assert!(matches!(error, Error::Overlap { .. }), "{error}");
+    let words = "`low`: `argument 0 of launch 1` is written and overlaps `argument 1 of launch 0 \
+                 (high)`";
+    assert!(error.to_string().starts_with(words), "{error}");
     let mut group = LaunchGroup::default();
     a.launch("a").read(&foreign).join(&mut group, |_| {}).unwrap();
     let error = group.run().unwrap_err();

@@ -58,8 +58,13 @@ fn run(
     arena[gradient].copy_from_slice(&transposed(tensors["grad_out.y"], c, h * w));
     let mut memory = PlanMemory::new(&mut arena, &[&x], &[]);
     for (values, momentum) in values.iter_mut().zip(&mut moments) {
-        let (state, counters) = (&mut [][..], &mut [][..]);
-        memory.push_group(GroupMemory { values, momentum, state, counters });
+        let (running_stats, counters) = (&mut [][..], &mut [][..]);
+        memory.push_group(GroupMemory {
+            values,
+            optimiser_state: momentum,
+            running_stats,
+            counters,
+        });
     }
     plan.run(isa, &mut memory).unwrap();
     drop(memory);

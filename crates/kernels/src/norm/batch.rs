@@ -1,8 +1,9 @@
 //! Batch norm over `[N][H][W][C]`, as PyTorch's `batch_norm`: normalised with the biased variance,
 //! running variance unbiased.
 //!
-//! The forward pass is one sweep over the raw input (normalise, ReLU, pool); the backward pass two
-//! (sums, then gradient), which read the raw input again instead of a stored normalised one.
+//! After the statistics ([`batch_stats`]), the forward pass is one sweep over the raw input
+//! (normalise, ReLU, pool); the backward pass two (sums, then gradient), which read the raw input
+//! again instead of a stored normalised one.
 
 use std::ops::Range;
 
@@ -66,9 +67,9 @@ pub struct BatchNormBackward<'a> {
     pub dout: &'a [f32],
     /// The codes of the forward pass; read only if pooled, else empty.
     pub codes: &'a [u8],
-    /// The pooled output of the forward pass, or empty. If it is present, no |γ| is tiny and no |β|
-    /// is above 16·|γ|, the sums read it and not the raw input, which is four times as large. The
-    /// raw input and the codes are valid in any case.
+    /// The pooled output of the forward pass, or empty. The sums read it instead of the raw input,
+    /// which is four times as large, if it is present, every |γ| is above 1e-30 and every |β| is
+    /// at most 16·|γ|. The raw input and the codes are valid in any case.
     pub out: &'a [f32],
 }
 
@@ -89,7 +90,8 @@ pub const fn output(shape: &BatchShape, pool: bool) -> BatchShape {
 
 /// `running = (1 − momentum)·running + momentum·batch`, the variance unbiased by
 /// `count/(count − 1)`; `count` = N·H·W. A count of 1 has no unbiased variance: the plan refuses
-/// such a training batch, as PyTorch does. The caller counts the batch.
+/// such a training batch, as PyTorch does. The caller increments the counter of batches
+/// (PyTorch's `num_batches_tracked`).
 pub fn update_running(
     momentum: f32,
     count: usize,

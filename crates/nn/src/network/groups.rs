@@ -12,9 +12,9 @@ pub(super) struct GroupTensors {
     /// Packed parameters, f32.
     pub(super) values: Tensor,
     /// State of the optimiser, f32: momentum or an average in the same layout, or two of them.
-    pub(super) momentum: Tensor,
+    pub(super) optimiser_state: Tensor,
     /// Running statistics, f32.
-    pub(super) state: Tensor,
+    pub(super) running_stats: Tensor,
     /// `num_batches_tracked` and the steps of parameters, i64.
     pub(super) counters: Tensor,
 }
@@ -25,8 +25,8 @@ impl GroupTensors {
         let zeros = |len, dtype| Tensor::zeros(stream, [len], dtype, owner);
         Ok(Self {
             values: zeros(size.values, DType::F32)?,
-            momentum: zeros(size.moments, DType::F32)?,
-            state: zeros(size.state, DType::F32)?,
+            optimiser_state: zeros(size.moments, DType::F32)?,
+            running_stats: zeros(size.running_stats, DType::F32)?,
             counters: zeros(size.counters, DType::I64)?,
         })
     }
@@ -37,20 +37,20 @@ impl GroupTensors {
         let like = |of: &Tensor| Tensor::empty(stream, [of.numel()], of.dtype(), owner);
         Ok(Self {
             values: like(&group.values)?,
-            momentum: Tensor::empty(stream, [0], DType::F32, owner)?,
-            state: like(&group.state)?,
+            optimiser_state: Tensor::empty(stream, [0], DType::F32, owner)?,
+            running_stats: like(&group.running_stats)?,
             counters: like(&group.counters)?,
         })
     }
 
     /// Parameters, optimiser's state, running statistics, counters.
     pub(super) fn tensors(&self) -> [&Tensor; 4] {
-        [&self.values, &self.momentum, &self.state, &self.counters]
+        [&self.values, &self.optimiser_state, &self.running_stats, &self.counters]
     }
 
     /// Parameters, running statistics, counters.
     pub(super) fn weights(&self) -> [&Tensor; 3] {
-        [&self.values, &self.state, &self.counters]
+        [&self.values, &self.running_stats, &self.counters]
     }
 }
 

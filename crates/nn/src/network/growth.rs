@@ -62,7 +62,7 @@ fn fresh(
             packing(param).pack(&initial, &mut values[place.range()]);
         }
     }
-    let mut state = vec![0.0; size.state];
+    let mut state = vec![0.0; size.running_stats];
     let mut counters = vec![0i64; size.counters];
     for (buffer, place) in graph.buffers.iter().zip(&layout.buffers) {
         match (buffer.group.index() == g, buffer.counter) {
@@ -72,7 +72,7 @@ fn fresh(
         }
     }
     upload(&group.values, &values)?;
-    upload(&group.state, &state)?;
+    upload(&group.running_stats, &state)?;
     upload(&group.counters, &counters)?;
     Ok(group)
 }

@@ -95,7 +95,7 @@ impl Network {
     #[track_caller]
     pub fn fingerprint_weights(&self) -> Result<()> {
         let mut spans = self.group_spans();
-        spans.retain(|span| !matches!(span.space, Space::Momentum(_)));
+        spans.retain(|span| !matches!(span.space, Space::OptimiserState(_)));
         self.fingerprint_of(&spans)
     }
 
@@ -111,8 +111,12 @@ impl Network {
     pub(super) fn group_spans(&self) -> Vec<SpaceSpan> {
         let of_group = |(g, group): (usize, &GroupTensors)| {
             let id = crate::graph::GroupId(g);
-            let spaces =
-                [Space::Values(id), Space::Momentum(id), Space::State(id), Space::Counters(id)];
+            let spaces = [
+                Space::Values(id),
+                Space::OptimiserState(id),
+                Space::RunningStats(id),
+                Space::Counters(id),
+            ];
             let all = spaces.into_iter().zip(group.tensors());
             all.map(|(space, of)| SpaceSpan::new(space, of.dtype(), 0, of.numel()))
                 .collect::<Vec<_>>()

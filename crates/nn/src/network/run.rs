@@ -60,8 +60,12 @@ impl<'a> LaunchTensors<'a> {
             Space::Metrics => whole(self.metrics),
             Space::Scores => Some((self.metrics?, self.scores_start)),
             Space::Values(g) => whole(self.groups.get(g.index()).map(|group| &group.values)),
-            Space::Momentum(g) => whole(self.groups.get(g.index()).map(|group| &group.momentum)),
-            Space::State(g) => whole(self.groups.get(g.index()).map(|group| &group.state)),
+            Space::OptimiserState(g) => {
+                whole(self.groups.get(g.index()).map(|group| &group.optimiser_state))
+            }
+            Space::RunningStats(g) => {
+                whole(self.groups.get(g.index()).map(|group| &group.running_stats))
+            }
             Space::Counters(g) => whole(self.groups.get(g.index()).map(|group| &group.counters)),
             Space::Output(n) => whole(self.outputs.get(n).copied()),
         }

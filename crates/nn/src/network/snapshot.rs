@@ -104,7 +104,7 @@ impl Network {
         let mut pairs = vec![];
         for (group, (from, to)) in snapshot.groups.iter().zip(&self.groups).enumerate() {
             pairs.push((from.values.clone(), to.values.clone()));
-            pairs.push((from.state.clone(), to.state.clone()));
+            pairs.push((from.running_stats.clone(), to.running_stats.clone()));
             pairs.push((counters(&from.counters, group)?, counters(&to.counters, group)?));
         }
         groups::copy(&self.stream, "restore", pairs.iter().map(|(from, to)| (from, to)))?;
@@ -185,7 +185,10 @@ mod tests {
         assert_eq!(count(), 0);
         let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
         for (before, (tensor, value)) in
-            [&group.values, &group.momentum, &group.state].into_iter().zip(values).enumerate()
+            [&group.values, &group.optimiser_state, &group.running_stats]
+                .into_iter()
+                .zip(values)
+                .enumerate()
         {
             tensor.view(1, [1]).unwrap().copy_from_slice(&[value]).unwrap();
             assert_eq!(count(), before as u64 + 1);

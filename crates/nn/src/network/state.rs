@@ -146,7 +146,7 @@ impl GraphWeights<'_> {
             }
             let shape = [buffer.len];
             let packing = Packing::new(ParamKind::Vector, &shape);
-            NamedTensor::packed(name, &shape, packing, (&group.state, place.start))
+            NamedTensor::packed(name, &shape, packing, (&group.running_stats, place.start))
         });
         params.chain(buffers).collect::<Result<_>>().map(NamedTensors)
     }
@@ -160,7 +160,7 @@ impl GraphWeights<'_> {
             let kind = self.graph.groups[group].optimiser.kind();
             for (part, suffix) in kind.suffixes(param.kind).iter().enumerate() {
                 let start = part * layout.groups[group].values + place.start;
-                let at = (&self.groups[group].momentum, start);
+                let at = (&self.groups[group].optimiser_state, start);
                 let name = format!("{}{suffix}", param.name);
                 entries.push(NamedTensor::packed(name, &param.shape, packing(param), at)?);
             }
@@ -199,7 +199,7 @@ impl GraphWeights<'_> {
         let is_step =
             |entry: &NamedTensor| entry.packing.is_none() && !entry.name.ends_with(DROPOUT_BATCHES);
         let steps = self.moments()?.0.into_iter().filter(is_step);
-        let momenta = self.groups.iter().map(|group| group.momentum.clone());
+        let momenta = self.groups.iter().map(|group| group.optimiser_state.clone());
         let mut all: Vec<Tensor> = momenta.chain(steps.map(|entry| entry.memory)).collect();
         all.retain(|tensor| tensor.numel() > 0);
         match all.first().map(Tensor::stream) {

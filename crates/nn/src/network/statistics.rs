@@ -59,7 +59,7 @@ impl Network {
         let factor = (1.0 / weight) as f32;
         let multiply = |(group, averages): (usize, &Tensor)| {
             let len = averages.numel();
-            let span = SpaceSpan::new(Space::State(GroupId(group)), DType::F32, 0, len);
+            let span = SpaceSpan::new(Space::RunningStats(GroupId(group)), DType::F32, 0, len);
             PlanStep::new(ElementwiseOp::Multiply { len, factor }, &[], &[span])
         };
         let steps: Vec<_> = self.averages().map(multiply).collect();
@@ -70,7 +70,7 @@ impl Network {
     /// network's tensors. Replicas with different samples have different statistics; training does
     /// not read them.
     pub fn statistics(&self) -> impl Iterator<Item = (&Tensor, &Tensor)> {
-        let both = self.groups.iter().map(|group| (&group.state, &group.counters));
+        let both = self.groups.iter().map(|group| (&group.running_stats, &group.counters));
         // Counters without statistics are counts of an optimiser's steps.
         both.filter(|(state, _)| state.numel() > 0)
     }
@@ -96,7 +96,7 @@ impl Network {
 
     /// Running means and variances of each group that has some, with the group's place.
     fn averages(&self) -> impl Iterator<Item = (usize, &Tensor)> {
-        let all = self.groups.iter().map(|group| &group.state).enumerate();
+        let all = self.groups.iter().map(|group| &group.running_stats).enumerate();
         all.filter(|(_, averages)| averages.numel() > 0)
     }
 }

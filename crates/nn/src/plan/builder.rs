@@ -32,8 +32,8 @@ pub(crate) struct GradientTarget {
 impl GradientTarget {
     const NONE: Self = Self { value: ValueId::NONE, accumulate: false };
 
-    /// How a fused convolution writes this target.
-    pub(crate) fn data(self) -> fused::InputGradient {
+    /// Whether a fused convolution overwrites this target, adds to it, or leaves it out.
+    pub(crate) fn fused_mode(self) -> fused::InputGradient {
         match (self.value == ValueId::NONE, self.accumulate) {
             (true, _) => fused::InputGradient::Unwanted,
             (false, false) => fused::InputGradient::Overwrite,
@@ -222,7 +222,7 @@ impl<'g> PlanBuilder<'g> {
         self.fixed(if self.graph.buffers[id.index()].counter {
             SpaceSpan::for_place(place, Space::Counters, DType::I64)
         } else {
-            SpaceSpan::for_place(place, Space::State, DType::F32)
+            SpaceSpan::for_place(place, Space::RunningStats, DType::F32)
         })
     }
 
@@ -387,7 +387,8 @@ impl<'g> PlanBuilder<'g> {
         self.value(ValueHome::Part { of: whole, start: place.start }, DType::F32, place.len)
     }
 
-    /// Memory for the gradient of a group's parameters, which the caller zeroes.
+    /// Memory for the gradient of a group's parameters, not yet zeroed: the calling function emits
+    /// the step that zeroes it.
     fn new_group_gradient(&mut self, group: usize) -> ValueId {
         let whole = self.arena(self.layout.groups[group].values);
         self.group_grads[group] = Some(whole);

@@ -19,10 +19,9 @@ use crate::precision::ValueType;
 /// third-level cache.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// A row: a run of consecutive steps, each of which computes a sample independently of the other
-/// samples.
+/// A run of consecutive steps, each of which computes a sample independently of the other samples.
 #[derive(Default)]
-struct StepRow {
+struct StepRun {
     steps: Vec<Draft>,
     /// Operands of each step.
     forms: Vec<SampleForms>,
@@ -55,8 +54,8 @@ impl OperandUse {
     }
 }
 
-/// The steps, with chains in place of rows that are long and large enough. An independent step that
-/// would split a row is moved before it. `host_gradient` is the gradient of the host's parameters.
+/// The steps, with chains in place of runs that are long and large enough. An independent step that
+/// would split a run is moved before it. `host_gradient` is the gradient of the host's parameters.
 pub(super) fn with_chains(
     values: &mut Vec<PlanValue>,
     steps: Vec<Draft>,
@@ -65,35 +64,35 @@ pub(super) fn with_chains(
 ) -> Vec<Draft> {
     let mut uses = Uses::default();
     steps.iter().for_each(|step| uses.count(values, step));
-    let (mut done, mut row) = (vec![], StepRow::default());
+    let (mut done, mut run) = (vec![], StepRun::default());
     for step in steps {
-        if row.steps.first().is_some_and(|first| first.phase != step.phase) {
-            done.extend(std::mem::take(&mut row).close(values, batch, &uses));
+        if run.steps.first().is_some_and(|first| first.phase != step.phase) {
+            done.extend(std::mem::take(&mut run).close(values, batch, &uses));
         }
         match SampleForms::for_step(&step, batch) {
-            Some(forms) if row.takes(values, batch, host_gradient, (&step, &forms)) => {
-                row.push(step, forms);
+            Some(forms) if run.takes(values, batch, host_gradient, (&step, &forms)) => {
+                run.push(step, forms);
             }
             forms => {
-                let apart = row.steps.iter().all(|other| are_apart(values, other, &step));
+                let apart = run.steps.iter().all(|other| are_apart(values, other, &step));
                 match forms {
                     Some(forms) if !apart => {
-                        let next = row.begin_another(values, batch, host_gradient, (step, forms));
-                        done.extend(std::mem::replace(&mut row, next).close(values, batch, &uses));
+                        let next = run.begin_another(values, batch, host_gradient, (step, forms));
+                        done.extend(std::mem::replace(&mut run, next).close(values, batch, &uses));
                     }
                     forms => {
                         if !apart {
-                            done.extend(std::mem::take(&mut row).close(values, batch, &uses));
+                            done.extend(std::mem::take(&mut run).close(values, batch, &uses));
                         }
                         let alone =
-                            StepRow { steps: vec![step], forms: forms.into_iter().collect() };
+                            StepRun { steps: vec![step], forms: forms.into_iter().collect() };
                         done.extend(alone.close(values, batch, &uses));
                     }
                 }
             }
         }
     }
-    done.extend(row.close(values, batch, &uses));
+    done.extend(run.close(values, batch, &uses));
     done
 }
 
@@ -178,14 +177,14 @@ impl SampleForms {
     }
 }
 
-impl StepRow {
+impl StepRun {
     fn push(&mut self, step: Draft, forms: SampleForms) {
         self.steps.push(step);
         self.forms.push(forms);
     }
 
-    /// Starts the next row with a step that cannot join this row. The cheap steps after the last
-    /// product or sum of this row move to the next row if they may precede the new step, which then
+    /// Starts the next run with a step that cannot join this run. The cheap steps after the last
+    /// product or sum of this run move to the next run if they may precede the new step, which then
     /// finds their results in the cache.
     fn begin_another(
         &mut self,
@@ -209,10 +208,10 @@ impl StepRow {
         next
     }
 
-    /// Whether a step may join the row. Where the step and the row use the same memory and one of
+    /// Whether a step may join the run. Where the step and the run use the same memory and one of
     /// them writes it, both must process it sample by sample, or both must add to it. All sums of a
-    /// row belong to one group of parameters, and in the host's group to one parameter, because
-    /// gradients of a module may split a row of the host. So a host trains with the same bits with
+    /// run belong to one group of parameters, and in the host's group to one parameter, because
+    /// gradients of a module may split a run of the host. So a host trains with the same bits with
     /// and without a module.
     fn takes(
         &self,
@@ -222,34 +221,34 @@ impl StepRow {
         (step, forms): (&Draft, &SampleForms),
     ) -> bool {
         let fits = |own: OperandUse| {
-            let row = || self.steps.iter().zip(&self.forms).flat_map(|(step, of)| of.uses(step));
-            let mut sums = row().filter(OperandUse::is_sum);
+            let uses = || self.steps.iter().zip(&self.forms).flat_map(|(step, of)| of.uses(step));
+            let mut sums = uses().filter(OperandUse::is_sum);
             let of_host = root(values, own.id) == host_gradient;
             let with = |sum: OperandUse| {
                 root(values, sum.id) == root(values, own.id)
                     && (!of_host || is_same(values, [sum.id, own.id]))
             };
             let apart = |other: OperandUse| {
-                let both = other.by_sample || own.written && other.written;
-                let both = both && !own.is_result && !other.is_result;
-                let together = own.by_sample == other.by_sample && both;
+                let pair = [own, other];
+                let sample_by_sample = pair.iter().all(|of| of.by_sample);
+                let both_add = pair.iter().all(OperandUse::is_sum);
                 !(own.written || other.written)
                     || !meet(values, [own.id, other.id])
-                    || together && is_same(values, [own.id, other.id])
+                    || (sample_by_sample || both_add) && is_same(values, [own.id, other.id])
             };
-            (!own.is_sum() || sums.all(with)) && row().all(apart)
+            (!own.is_sum() || sums.all(with)) && uses().all(apart)
         };
         forms.uses(step).all(fits) && self.parts_agree(values, batch, (step, forms))
     }
 
-    /// Whether all reductions of the row, with this step, have one part size, and the row can have
+    /// Whether all reductions of the run, with this step, have one part size, and the run can have
     /// it too.
     fn parts_agree(&self, values: &[PlanValue], batch: usize, of: (&Draft, &SampleForms)) -> bool {
         let steps: Vec<_> = self.steps.iter().zip(&self.forms).chain([of]).collect();
         let mut parts = steps.iter().filter_map(|(_, of)| Some(of.reduction?.part()));
         let Some(first) = parts.next() else { return true };
         let adds = steps.iter().any(|(step, of)| of.adds(step));
-        parts.all(|part| part == first) && (!adds || row_sizes(&steps, values, batch).part == first)
+        parts.all(|part| part == first) && (!adds || run_sizes(&steps, values, batch).part == first)
     }
 
     /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, only
@@ -258,7 +257,7 @@ impl StepRow {
     fn sizes(&self, values: &[PlanValue], batch: usize) -> Option<ChainSizes> {
         let steps: Vec<_> = self.steps.iter().zip(&self.forms).collect();
         let adds = steps.iter().any(|(step, of)| of.adds(step));
-        let RowSizes { most, part } = row_sizes(&steps, values, batch);
+        let RunSizes { most, part } = run_sizes(&steps, values, batch);
         // Blocks of a part are about as large as each other.
         let mut block = part.div_ceil(part.div_ceil(most));
         let units = self.forms.iter().filter_map(|of| Some(of.reduction?.unit()));
@@ -318,14 +317,14 @@ fn least_common_multiple(a: usize, b: usize) -> usize {
     a / divisor.max(1) * b
 }
 
-/// Samples of a part of a row, and the most samples whose operands fit into a block.
-struct RowSizes {
+/// Samples of a part of a run, and the most samples whose operands fit into a block.
+struct RunSizes {
     most: usize,
     part: usize,
 }
 
 /// The sizes that the steps which add to gradients determine, or if there are none, all steps.
-fn row_sizes(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usize) -> RowSizes {
+fn run_sizes(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usize) -> RunSizes {
     let mut steps = steps.to_vec();
     let adds = steps.iter().any(|(step, of)| of.adds(step));
     steps.retain(|(step, of)| !adds || of.adds(step));
@@ -336,7 +335,7 @@ fn row_sizes(steps: &[(&Draft, &SampleForms)], values: &[PlanValue], batch: usiz
     let part = part
         .filter(|_| !adds)
         .unwrap_or_else(|| parts::images(batch, 1, products / batch + touched * parts::TOUCH));
-    RowSizes { most: fitting(&steps, values, batch), part }
+    RunSizes { most: fitting(&steps, values, batch), part }
 }
 
 /// The values of which each sample has a part.
@@ -369,9 +368,9 @@ fn weight_unit(steps: &[(&Draft, &SampleForms)], block: usize) -> Option<usize> 
 /// The operands of a chain, as they are found.
 struct OperandLists<'v> {
     values: &'v [PlanValue],
-    /// Values that the row writes.
+    /// Values that the run writes.
     written: Vec<ValueId>,
-    /// Memories that nothing but the row uses.
+    /// Memories that nothing but the run uses.
     own: Vec<ValueId>,
     reads: Vec<(ValueId, ChainOperand)>,
     writes: Vec<(ValueId, ChainOperand)>,
@@ -379,14 +378,14 @@ struct OperandLists<'v> {
 }
 
 impl<'v> OperandLists<'v> {
-    fn new(values: &'v [PlanValue], row: &StepRow, uses: &Uses) -> Self {
+    fn new(values: &'v [PlanValue], run: &StepRun, uses: &Uses) -> Self {
         let mut here = Uses::default();
-        row.steps.iter().for_each(|step| here.count(values, step));
+        run.steps.iter().for_each(|step| here.count(values, step));
         let passes = |id: ValueId| values[id.index()].from_start || values[id.index()].to_end;
         let own = here.0.iter().filter(|(id, n)| uses.0.get(id) == Some(n) && !passes(**id));
         Self {
             values,
-            written: row.steps.iter().flat_map(|step| present(&step.writes)).collect(),
+            written: run.steps.iter().flat_map(|step| present(&step.writes)).collect(),
             own: own.map(|(id, _)| *id).collect(),
             reads: vec![],
             writes: vec![],

@@ -100,7 +100,7 @@ pub(super) fn check_batch(graph: &Graph, batch: usize) -> Result<()> {
 /// Drops dead steps, assigns memory, resolves operands.
 pub(super) fn finish(mut b: PlanBuilder<'_>, output_gradient: Option<ValueId>) -> Plan {
     let (graph, output) = (b.graph, b.node(b.graph.output));
-    if b.options.mode.uses_output() {
+    if b.options.mode.has_loss() {
         b.last_states.clear()
     } else {
         b.keep(std::iter::once(output).chain(b.last_states.clone()))

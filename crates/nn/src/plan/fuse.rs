@@ -27,8 +27,8 @@ pub(crate) enum Unit {
         /// trains with the same bits.
         norm_output: NodeId,
     },
-    /// Global average pooling and the linear layer after it, of a norm unit that is computed where
-    /// they read it.
+    /// Global average pooling and the linear layer after it, as one operation that also normalises
+    /// its raw input (see [`NormUnit::on_load`]).
     Head {
         /// The pooling.
         pool: NodeId,
@@ -52,9 +52,9 @@ pub(crate) struct NormUnit {
     pub(crate) output: NodeId,
     /// Whether one fused operation computes convolution and norm, see
     /// [`ops::fused`](crate::ops::fused).
-    pub(crate) fused: bool,
-    /// Whether a fused operation is the only reader of the output, and computes it from the raw
-    /// output.
+    pub(crate) fused_convolution: bool,
+    /// Whether the unit's value is not stored: its only reader, a fused operation, normalises the
+    /// convolution's raw output while loading it.
     pub(crate) on_load: bool,
     /// Whether the CPU computes the output again in the backward pass, where the gradient of the
     /// next convolution's weights reads it. That takes less time than keeping it in memory.
@@ -122,7 +122,7 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
         }
     }
     let heads = if options.fuse && options.target == PlanTarget::Cuda {
-        mark_fused(graph, &readers, &mut at)
+        mark_fused_convolutions(graph, &readers, &mut at)
     } else {
         vec![]
     };
@@ -150,16 +150,19 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
 
 /// Marks the units that become fused convolutions, and among them the units with a norm that the
 /// next convolution computes. Returns the heads: pooling and linear layer.
-fn mark_fused(
+fn mark_fused_convolutions(
     graph: &Graph,
     readers: &[Vec<NodeId>],
     units: &mut [Option<NormUnit>],
 ) -> Vec<(NodeId, NodeId)> {
     for unit in units.iter_mut().flatten() {
-        unit.fused = unit.relu && unit.conv.is_some_and(|conv| can_fuse(graph, conv));
+        unit.fused_convolution = unit.relu && unit.conv.is_some_and(|conv| can_fuse(graph, conv));
     }
-    let convs: Vec<(NodeId, bool)> =
-        units.iter().flatten().filter_map(|unit| Some((unit.conv?, unit.fused))).collect();
+    let convs: Vec<(NodeId, bool)> = units
+        .iter()
+        .flatten()
+        .filter_map(|unit| Some((unit.conv?, unit.fused_convolution)))
+        .collect();
     let only_reader = |node: NodeId| match readers[node.index()][..] {
         [reader] if reader != node => Some(reader),
         _ => None,
@@ -177,7 +180,7 @@ fn mark_fused(
         }
     };
     let mut heads = vec![];
-    for unit in units.iter_mut().flatten().filter(|unit| unit.fused) {
+    for unit in units.iter_mut().flatten().filter(|unit| unit.fused_convolution) {
         let Some(reader) = only_reader(unit.output) else { continue };
         let head = linear(reader);
         unit.on_load = head.is_some() || convs.contains(&(reader, true));
@@ -246,7 +249,7 @@ fn norm_unit(
         relu: false,
         pool: false,
         output: norm,
-        fused: false,
+        fused_convolution: false,
         on_load: false,
         again: false,
     };
@@ -345,7 +348,7 @@ mod tests {
                 relu: true,
                 pool: true,
                 output,
-                fused: false,
+                fused_convolution: false,
                 on_load: false,
                 again: false
             }
@@ -371,7 +374,7 @@ mod tests {
                 relu: false,
                 pool: false,
                 output: NodeId(2),
-                fused: false,
+                fused_convolution: false,
                 on_load: false,
                 again: false
             }
@@ -414,7 +417,7 @@ mod tests {
             let options = PlanOptions { target, ..PlanOptions::new(2, PlanMode::Train) };
             let units = units(graph, &options);
             let norms = units.iter().filter_map(|unit| match unit {
-                Unit::Norm(unit) => Some((unit.fused, unit.on_load)),
+                Unit::Norm(unit) => Some((unit.fused_convolution, unit.on_load)),
                 _ => None,
             });
             let heads = units.iter().filter(|unit| matches!(unit, Unit::Head { .. })).count();

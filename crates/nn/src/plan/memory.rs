@@ -15,9 +15,9 @@ pub struct GroupMemory<'a> {
     /// Packed parameters.
     pub values: &'a mut [f32],
     /// State of the optimiser: momentum in the same layout, or Adam's two averages.
-    pub momentum: &'a mut [f32],
-    /// Running statistics of batch norms; the optimiser's state is in `momentum`.
-    pub state: &'a mut [f32],
+    pub optimiser_state: &'a mut [f32],
+    /// Running statistics of batch norms.
+    pub running_stats: &'a mut [f32],
     /// Batches seen by each batch norm, and Adam's steps.
     pub counters: &'a mut [i64],
 }
@@ -60,8 +60,8 @@ fn place(space: Space) -> usize {
         Space::Input(n) => (n, 8),
         Space::Output(n) => (n, 9),
         Space::Values(group) => (group.index(), 10),
-        Space::Momentum(group) => (group.index(), 11),
-        Space::State(group) => (group.index(), 12),
+        Space::OptimiserState(group) => (group.index(), 11),
+        Space::RunningStats(group) => (group.index(), 12),
         Space::Counters(group) => (group.index(), 13),
     };
     6 * n + kind
@@ -82,12 +82,12 @@ impl<'a> PlanMemory<'a> {
 
     /// Adds the next group, in the graph's order.
     pub fn push_group(&mut self, group: GroupMemory<'a>) {
-        let GroupMemory { values, momentum, state, counters } = group;
+        let GroupMemory { values, optimiser_state, running_stats, counters } = group;
         let id = GroupId(self.groups);
         self.groups += 1;
         self.bind_mut(Space::Values(id), values);
-        self.bind_mut(Space::Momentum(id), momentum);
-        self.bind_mut(Space::State(id), state);
+        self.bind_mut(Space::OptimiserState(id), optimiser_state);
+        self.bind_mut(Space::RunningStats(id), running_stats);
         self.bind_mut(Space::Counters(id), counters);
     }
 
@@ -136,7 +136,8 @@ impl<'a> PlanMemory<'a> {
     ///
     /// # Panics
     /// If a written span overlaps another operand or is read only, or a span ends after its memory.
-    /// A compiled plan has been checked for the first, its caller for the others.
+    /// In debug builds compilation checks a plan for the first; the plan's caller checks the
+    /// others.
     pub(crate) fn operands(
         &mut self,
         reads: &[SpaceSpan],
@@ -237,10 +238,10 @@ mod tests {
     #[test]
     #[should_panic(expected = "is read only")]
     fn memory_that_was_lent_for_reading_is_never_written() {
-        let state = [0.0f32; 8];
-        let space = Space::State(GroupId::HOST);
+        let running_stats = [0.0f32; 8];
+        let space = Space::RunningStats(GroupId::HOST);
         let mut memory = PlanMemory::default();
-        memory.bind(space, &state);
+        memory.bind(space, &running_stats);
         memory.operands(&[], &[SpaceSpan::new(space, DType::F32, 0, 1)]);
     }
 

@@ -5,8 +5,8 @@
 //! only for nodes that depend on a parameter.
 //!
 //! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
-//! `builder`, dead steps are dropped, runs of consecutive steps become a `chain`, `arena` assigns
-//! memory from the values' lifetimes, and the result is checked before it is handed out.
+//! `builder`, dead steps are dropped, runs of consecutive steps become a `chain`, and `arena`
+//! assigns memory from the values' lifetimes. In debug builds `check` then examines the result.
 
 mod arena;
 mod builder;
@@ -146,8 +146,8 @@ impl Plan {
         let size = |group: crate::graph::GroupId| self.layout.groups[group.index()];
         Some(match space {
             Space::Values(g) => size(g).values * size_of::<f32>(),
-            Space::Momentum(g) => size(g).moments * size_of::<f32>(),
-            Space::State(g) => size(g).state * size_of::<f32>(),
+            Space::OptimiserState(g) => size(g).moments * size_of::<f32>(),
+            Space::RunningStats(g) => size(g).running_stats * size_of::<f32>(),
             Space::Counters(g) => size(g).counters * size_of::<i64>(),
             _ => return None,
         })
@@ -202,16 +202,17 @@ impl Plan {
         steps
     }
 
-    /// Runs a plan without a loss ([`PlanMode::Infer`], [`PlanMode::Gradient`]) on the calling
-    /// thread; its results stay in the arena.
+    /// Runs a plan of [`PlanMode::Infer`] or [`PlanMode::Gradient`] on the calling thread; its
+    /// results stay in the arena.
     ///
     /// # Errors
     /// [`Error::PlanMemory`] when a memory is missing or has another length than the plan needs
     /// (arena and alphas may be longer), or the plan is of another mode.
     pub fn run(&self, isa: Isa, memory: &mut PlanMemory<'_>) -> Result<()> {
-        if self.options.mode.uses_output() {
+        if !matches!(self.options.mode, PlanMode::Infer | PlanMode::Gradient) {
+            let expected = "Infer or Gradient".into();
             let got = format!("a plan compiled for {:?}", self.options.mode);
-            return Err(Error::PlanMemory { what: "mode", expected: "no loss".into(), got });
+            return Err(Error::PlanMemory { what: "mode", expected, got });
         }
         let phases = Phase::Forward..=Phase::Backward;
         for of in self.uses(phases.clone()) {

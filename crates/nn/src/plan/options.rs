@@ -43,7 +43,8 @@ pub enum PlanMode {
 }
 
 impl PlanMode {
-    /// Whether there is a backward pass; batch norm then uses (and updates) the batch's statistics.
+    /// Whether there is a backward pass. Batch norm then uses the batch's statistics, and updates
+    /// the running ones.
     pub(crate) fn is_training(&self) -> bool {
         self.updates() || *self == PlanMode::Gradient
     }
@@ -54,8 +55,9 @@ impl PlanMode {
         matches!(self, Train | TrainPolicy { .. } | TrainByGradient)
     }
 
-    /// Whether steps of the plan read the output, and no caller reads it in the arena.
-    pub(crate) fn uses_output(&self) -> bool {
+    /// Whether the plan ends in a loss or a score; the caller then does not read the output in the
+    /// arena.
+    pub(crate) fn has_loss(&self) -> bool {
         self.updates() || *self == PlanMode::Evaluate
     }
 }

@@ -10,6 +10,7 @@ use meristem_device::{
 };
 use meristem_nn::graph::{Dims, GraphBuilder};
 use meristem_nn::kernels::ppo::{PpoHead, PpoLoss, report_len};
+use meristem_nn::kernels::sample::Sampler;
 use meristem_nn::ops::ppo::PpoPass;
 use meristem_nn::plan::{GroupMemory, PlanMemory};
 use meristem_nn::{
@@ -133,12 +134,12 @@ fn memory_of_another_form_is_refused_and_nothing_has_run() {
     let run = |inputs: usize, values: usize| {
         let (mut arena, x) = (vec![7.0; plan.arena_len()], vec![0.0; inputs]);
         let (mut values, mut momentum) = (vec![0.0; values], vec![0.0; size.moments]);
-        let (mut state, mut counters) = (vec![0.0; size.state], vec![0; size.counters]);
+        let (mut state, mut counters) = (vec![0.0; size.running_stats], vec![0; size.counters]);
         let mut memory = PlanMemory::new(&mut arena, &[&x], &[]);
         memory.push_group(GroupMemory {
             values: &mut values,
-            momentum: &mut momentum,
-            state: &mut state,
+            optimiser_state: &mut momentum,
+            running_stats: &mut state,
             counters: &mut counters,
         });
         let result = plan.run(Isa::portable(), &mut memory);
@@ -149,6 +150,32 @@ fn memory_of_another_form_is_refused_and_nothing_has_run() {
         let (result, arena) = run(inputs, values);
         assert!(matches!(result, Err(Error::PlanMemory { .. })), "{inputs}, {values}");
         assert!(arena.iter().all(|value| *value == 7.0));
+    }
+}
+
+/// `Plan::run` leaves its results in the arena, which plans that end in a loss, a score or a draw
+/// do not.
+#[test]
+fn a_plan_is_run_only_in_a_mode_whose_results_stay_in_the_arena() {
+    let mut b = GraphBuilder::new(Dims { c: 2, h: 1, w: 1 }, host::SGD);
+    let y = b.linear(b.input(), "fc", 5, true, None).unwrap();
+    let graph = b.finish(y).unwrap();
+    let head = PpoHead {
+        choices: 2,
+        used_by: 3,
+        floor: 0.0,
+        entropy_coefficient: 0.0,
+        entropy_floor: 0.0,
+    };
+    let sampler = Sampler { heads: vec![head.clone(), head], seed: 1, greedy: false };
+    let draw = PlanMode::Draw(Arc::new(sampler));
+    for mode in [draw, PlanMode::Evaluate, PlanMode::Train, PlanMode::TrainByGradient] {
+        let words =
+            format!("plan: mode: expected Infer or Gradient, got a plan compiled for {mode:?}");
+        let plan = Plan::compile(&graph, PlanOptions::new(4, mode)).unwrap();
+        let refused = plan.run(Isa::portable(), &mut PlanMemory::default()).unwrap_err();
+        assert!(matches!(refused, Error::PlanMemory { what: "mode", .. }), "{refused:?}");
+        assert_eq!(refused.to_string(), words);
     }
 }
 

@@ -296,7 +296,7 @@ fn training_gather(setup: &Setup, devices: &OpenDevices) -> GatherConfig {
         shuffle: config.shuffle.0,
         seed,
         own: config.members.as_ref().filter(|_| replicas == 1).map(|_| own()),
-        ranks: config.env_numbers.as_ref().map(|numbers| numbers.all().to_vec()),
+        order_ranks: config.env_numbers.as_ref().map(|numbers| numbers.all().to_vec()),
         augment,
         max_batches: config.max_batches.count(),
         normalization: Some(setup.interface.normalization.clone()),

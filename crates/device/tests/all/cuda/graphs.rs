@@ -257,6 +257,9 @@ fn launches_that_share_what_they_write_are_refused_and_nothing_runs() {
     add(&mut launches, &program, (&streams[1], &input_of_other, &of_other)).unwrap();
     let error = launches.run().unwrap_err();
     assert!(matches!(error, Error::Overlap { operation: "twice", .. }), "{error}");
+    for words in ["argument 1 of launch 0", "argument 1 of launch 1 (twice)"] {
+        assert!(error.to_string().contains(words), "{error}");
+    }
     let mut launches = Launches::default();
     let error = add(&mut launches, &program, (&streams[1], &input, &of_other)).unwrap_err();
     assert!(matches!(error, Error::Mismatch { operation: "twice", .. }), "{error}");

@@ -241,7 +241,7 @@ impl Rank {
     fn run(mut self, plan: &Plan) -> Result<Vec<Row>, Failure> {
         let prints = plan.lines && self.comm.rank() == 0;
         if prints {
-            let (ranks, transport) = (self.comm.size(), self.comm.transport());
+            let (ranks, transport) = (self.comm.size(), self.comm.transport_name());
             plain::out(&format!(
                 "f32 over {ranks} ranks ({transport}); median times of the slowest rank"
             ));

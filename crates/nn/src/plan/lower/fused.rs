@@ -19,7 +19,9 @@ pub(in crate::plan) fn begin(b: &mut PlanBuilder<'_>, units: &[Unit]) {
         return;
     }
     let convolutions = units.iter().filter_map(|unit| match unit {
-        Unit::Norm(NormUnit { fused: true, conv: Some(conv), .. }) => ConvNode::at(b, *conv),
+        Unit::Norm(NormUnit { fused_convolution: true, conv: Some(conv), .. }) => {
+            ConvNode::at(b, *conv)
+        }
         _ => None,
     });
     let mut group = None;
@@ -105,7 +107,7 @@ impl Convolved {
         let [mean, _, _, beta] = after.parameters;
         let reads = [&reads[..], &[z, mean, beta, coefficients, dy]].concat();
         b.send_gradients(unit.output, [conv.x], |b, [dx]| {
-            let data = dx.data();
+            let data = dx.fused_mode();
             let [dgamma, dbeta, coefficients] = match before {
                 Some(before) => norm_gradient(b, &before),
                 None => [ValueId::NONE; 3],

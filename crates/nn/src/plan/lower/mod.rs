@@ -24,7 +24,7 @@ use crate::graph::{NodeId, NodeOp};
 pub(super) fn forward(b: &mut PlanBuilder<'_>, unit: &Unit) -> Result<Option<EmitBackward>> {
     match unit {
         Unit::Node(node) => Ok(self::node(b, *node)),
-        Unit::Norm(unit) if unit.fused => fused::convolution(b, unit),
+        Unit::Norm(unit) if unit.fused_convolution => fused::convolution(b, unit),
         Unit::Norm(unit) => norm::batch_norm(b, unit),
         Unit::StraightPool { pool, norm_output } => Ok(pool::straight_max(b, *pool, *norm_output)),
         Unit::Head { pool, linear } => Ok(fused::head(b, *pool, *linear)),

@@ -131,7 +131,8 @@ pub(in crate::plan) fn update(b: &mut PlanBuilder<'_>) {
     b.begin(Phase::Update);
     for ((group, gradient), clip) in groups.into_iter().zip(coefficients) {
         let (id, size) = (GroupId(group), b.layout.groups[group]);
-        let memories = [(Space::Values(id), size.values), (Space::Momentum(id), size.moments)];
+        let memories =
+            [(Space::Values(id), size.values), (Space::OptimiserState(id), size.moments)];
         let [values, moments] =
             memories.map(|(space, len)| b.fixed(SpaceSpan::new(space, DType::F32, 0, len)));
         let optimiser = b.graph.groups[group].optimiser.kind();

@@ -243,7 +243,7 @@ impl Groups {
         let sized = |f: fn(&meristem_nn::layout::GroupSize) -> usize| -> Vec<Vec<f32>> {
             layout.groups.iter().map(|g| vec![0.0; f(g)]).collect()
         };
-        let (mut values, mut state) = (sized(|g| g.values), sized(|g| g.state));
+        let (mut values, mut state) = (sized(|g| g.values), sized(|g| g.running_stats));
         for (param, place) in case.graph.params.iter().zip(&layout.params) {
             let to = &mut values[place.group.index()][place.range()];
             packing(param).pack(&case.tensors[&param.name], to);
@@ -264,7 +264,12 @@ impl Groups {
         for (((values, momentum), state), counters) in
             values.iter_mut().zip(momentum).zip(state).zip(counters)
         {
-            memory.push_group(GroupMemory { values, momentum, state, counters });
+            memory.push_group(GroupMemory {
+                values,
+                optimiser_state: momentum,
+                running_stats: state,
+                counters,
+            });
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::ground::{Act, Owner, Result};
 pub(crate) struct PooledBlock<H> {
     pool: Arc<Pool<H>>,
     /// `None` once the block has returned.
-    free: Option<FreeStorage<H>>,
+    storage: Option<FreeStorage<H>>,
     owner: Owner,
     bytes: usize,
 }
@@ -20,28 +20,28 @@ impl<H> PooledBlock<H> {
     /// synchronisation, only if the limit is reached and all blocks are busy.
     pub(crate) fn new(pool: &Arc<Pool<H>>, request: &MemoryRequest<'_>) -> Result<Self> {
         let &MemoryRequest { stream, bytes, owner, operation, site, .. } = request;
-        let mut free = pool.allocate(request)?;
+        let mut storage = pool.allocate(request)?;
         let pending: Vec<_> =
-            free.hazards_mut().inherited().iter().filter(|of| !of.is_done()).cloned().collect();
-        let place = Self { pool: Arc::clone(pool), free: Some(free), owner, bytes };
+            storage.hazards_mut().inherited().iter().filter(|of| !of.is_done()).cloned().collect();
+        let block = Self { pool: Arc::clone(pool), storage: Some(storage), owner, bytes };
         if !pending.is_empty() {
             stream.shared.counters.count(Act::Synchronize, operation, site)?;
             pending.iter().for_each(|access| access.stream.wait_host(access.seq));
         }
-        Ok(place)
+        Ok(block)
     }
 
     /// Its block.
     pub(crate) fn block(&self) -> Option<&Arc<MemoryBlock>> {
-        self.free.as_ref().and_then(|free| free.block())
+        self.storage.as_ref().and_then(|storage| storage.block())
     }
 }
 
 impl<H> Drop for PooledBlock<H> {
     fn drop(&mut self) {
-        if let Some(mut free) = self.free.take() {
-            free.fresh = false;
-            self.pool.free(ORPHANS, free, self.owner, self.bytes);
+        if let Some(mut storage) = self.storage.take() {
+            storage.fresh = false;
+            self.pool.free(ORPHANS, storage, self.owner, self.bytes);
         }
     }
 }
