@@ -72,8 +72,8 @@ pub enum Error {
         /// Consecutive updates skipped.
         skipped: usize,
     },
-    /// A controller of the program failed.
-    #[error("the program's controller failed: {problem}")]
+    /// A controller that the calling program passed failed.
+    #[error("the controller of the calling program failed: {problem}")]
     External {
         /// Its error.
         problem: String,

@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 /// Constants of the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct GovernorConfig {
-    /// Half the width of the band around the loss of guessing, as a share of that loss: .065.
-    pub collapse_width: f64,
+    /// Distance from the loss of guessing, as a share of that loss, within which a loss counts as
+    /// guessing: .065.
+    #[serde(rename = "collapse_width")]
+    pub collapse_distance: f64,
     /// Share of the loss of guessing that the mean loss must have fallen below before a collapse
     /// counts: .6.
     pub learned_share: f64,
@@ -30,7 +32,7 @@ pub struct GovernorConfig {
 impl Default for GovernorConfig {
     fn default() -> Self {
         Self {
-            collapse_width: 0.065,
+            collapse_distance: 0.065,
             learned_share: 0.6,
             spike_loss: 12.0,
             spike_sigmas: 6.0,
@@ -69,7 +71,7 @@ impl TrainingFailure {
     pub fn describe(self) -> &'static str {
         match self {
             TrainingFailure::NotFinite => "a loss or weight is not finite",
-            TrainingFailure::Collapse => "the loss fell back to the level of guessing",
+            TrainingFailure::Collapse => "the loss rose back to the level of guessing",
             TrainingFailure::Spike => "the loss was far above its history for several steps",
         }
     }
@@ -103,7 +105,7 @@ impl LossMonitor {
         if !loss.is_finite() {
             return Some(TrainingFailure::NotFinite);
         }
-        if self.learned && (loss - guessing).abs() < config.collapse_width * guessing {
+        if self.learned && (loss - guessing).abs() < config.collapse_distance * guessing {
             return Some(TrainingFailure::Collapse);
         }
         if self.is_spike(config, loss) {

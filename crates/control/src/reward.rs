@@ -27,9 +27,9 @@ pub enum RewardMode {
     Contribution,
     /// 0 until the end of the episode, then the final score minus a price for grown parameters.
     Sparse,
-    /// Change of the lead over the bare twin, plus a stage potential, minus prices for parameters
-    /// and actions. The lead is the twin's control loss minus the env's. The discounted potential
-    /// terms of an episode that starts without modules sum to 0.
+    /// Change of the lead over the bare twin ([`EnvView::twin_lead`]), plus a stage potential,
+    /// minus prices for parameters and actions. The discounted potential terms of an episode that
+    /// starts without modules sum to 0.
     Shaped,
 }
 
@@ -53,7 +53,7 @@ impl RewardMode {
 pub struct RewardConfig {
     /// Kind of reward.
     pub mode: RewardMode,
-    /// Per percentage point of score gained: .2.
+    /// Reward per percentage point of score gained: .2.
     pub gain: f64,
     /// Factor on the logarithm in the rent: .05.
     pub rent: f64,
@@ -64,7 +64,8 @@ pub struct RewardConfig {
     /// Discount in the stage potential. Equal to the policy's γ, so that the potential changes no
     /// optimal policy (Ng, Harada and Russell, ICML 1999): .995.
     pub gamma: f64,
-    /// Weight of the harmonic mean for a good FOSSILIZE: .1.
+    /// Weight of the harmonic mean of gain and contribution, for a FOSSILIZE that passes its gate
+    /// with a gain above 0 ([`RewardTerms::fossilize`]): .1.
     pub fossilize: f64,
     /// Price of any other FOSSILIZE: .5.
     pub fossilize_price: f64,
@@ -74,9 +75,10 @@ pub struct RewardConfig {
     pub op_price: f64,
     /// Weight of the size in the sparse reward: .1.
     pub sparse_size: f64,
-    /// Per nat of increase of the lead over the twin: 8. This equals `gain` at 40 percentage points
-    /// of score per nat (records/2026-11-22-growth-that-pays.md).
-    pub advantage: f64,
+    /// Reward per nat of increase of the lead over the twin: 8. This equals `gain` at 40 percentage
+    /// points of score per nat (records/2026-11-22-growth-that-pays.md).
+    #[serde(rename = "advantage")]
+    pub twin_lead: f64,
     /// Weight of the size in the shaped reward: .1.
     pub size: f64,
 }
@@ -95,7 +97,7 @@ impl Default for RewardConfig {
             prune: 0.1,
             op_price: 0.01,
             sparse_size: 0.1,
-            advantage: 8.0,
+            twin_lead: 8.0,
             size: 0.1,
         }
     }
@@ -132,10 +134,10 @@ pub struct RewardTerms {
     /// Sparse.
     #[serde(deserialize_with = "null_as_nan")]
     pub result: f64,
-    /// `advantage · (A_t − A_{t−1})` with the lead A in nats, the twin's control loss minus the
-    /// env's; 0 in the first step. A step without A repeats the last A. Shaped.
-    #[serde(default, deserialize_with = "null_as_nan")]
-    pub advantage: f64,
+    /// `twin_lead · (A_t − A_{t−1})` with the lead A in nats ([`EnvView::twin_lead`]); 0 in the
+    /// first step. A step without A repeats the last A. Shaped. In events it is `advantage`.
+    #[serde(default, rename = "advantage", deserialize_with = "null_as_nan")]
+    pub twin_lead: f64,
     /// `−size · (G' − G)` with G = ln(1 + E/max(host, 200)) before the transition and G' after it.
     /// Shaped.
     #[serde(default, deserialize_with = "null_as_nan")]
@@ -143,9 +145,9 @@ pub struct RewardTerms {
 }
 
 impl RewardTerms {
-    /// The terms by name, in the order of their declaration.
+    /// The terms by their names in events, in the order of their declaration.
     pub fn named(&self) -> [(&'static str, f64); 9] {
-        let Self { gain, rent, potential, fossilize, prune, op, result, advantage, size } = *self;
+        let Self { gain, rent, potential, fossilize, prune, op, result, twin_lead, size } = *self;
         [
             ("gain", gain),
             ("rent", rent),
@@ -154,7 +156,7 @@ impl RewardTerms {
             ("prune", prune),
             ("op", op),
             ("result", result),
-            ("advantage", advantage),
+            ("advantage", twin_lead),
             ("size", size),
         ]
     }
@@ -175,7 +177,7 @@ impl RewardTerms {
         self.prune += other.prune;
         self.op += other.op;
         self.result += other.result;
-        self.advantage += other.advantage;
+        self.twin_lead += other.twin_lead;
         self.size += other.size;
     }
 }
@@ -187,7 +189,7 @@ pub struct ActionContext {
     contribution_pp: Option<f32>,
     gain_since_germination_pp: Option<f32>,
     score_pp: Option<f32>,
-    /// Lead over the twin ([`EnvView::advantage`]).
+    /// Lead over the twin ([`EnvView::twin_lead`]).
     twin_lead: Option<f64>,
     last_step: bool,
 }
@@ -202,7 +204,7 @@ impl ActionContext {
             contribution_pp: slot.and_then(|index| view.measured(index).contribution_pp),
             gain_since_germination_pp: module.and_then(|m| view.gain_since_germination_pp(m)),
             score_pp: view.score_pp(),
-            twin_lead: view.advantage(),
+            twin_lead: view.twin_lead(),
             last_step: view.step + 1 >= view.episode_steps,
         }
     }
@@ -278,7 +280,7 @@ impl RewardState {
                 self.potential = if context.last_step { 0.0 } else { self.potential };
                 let both = self.twin_lead.zip(before.twin_lead);
                 RewardTerms {
-                    advantage: config.advantage * both.map_or(0.0, |(now, before)| now - before),
+                    twin_lead: config.twin_lead * both.map_or(0.0, |(now, before)| now - before),
                     size: -config.size * (self.growth - before.growth),
                     potential: self.stages(config, &before),
                     op,

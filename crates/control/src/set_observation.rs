@@ -152,7 +152,7 @@ impl SetObserver {
         }
         let most = host.rules().max_modules.max(1);
         row.all(&[host.modules() as f32 / most as f32, count(most)]);
-        row.all(&ScoreKind::ALL.map(|kind| flag(kind == facts.score)));
+        row.all(&ScoreKind::ALL.map(|kind| flag(kind == facts.score_kind)));
         row.all(&[count(host.slots().len()), count(host.image().classes)]);
         let loss_of_guessing = (host.image().classes as f32).ln();
         row.all(&[if_finite(now / loss_of_guessing).clamp(0.0, 3.0)]);

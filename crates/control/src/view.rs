@@ -13,8 +13,8 @@ pub struct EnvFacts {
     pub train_samples: usize,
     /// Factor of the schedule on the learning rates in this step.
     pub lr_factor: f32,
-    /// Score of the task.
-    pub score: ScoreKind,
+    /// Kind of the task's score.
+    pub score_kind: ScoreKind,
     /// Number of further features that a policy gives a layer at once, as a share of its initial
     /// features; 0 if the policy may make no layer wider.
     pub widen_by: f64,
@@ -41,7 +41,8 @@ pub struct EnvView<'a> {
     /// Mean control loss after each step since the start of the episode or the last rollback, the
     /// current one last.
     pub losses: &'a [f32],
-    /// Current mean control loss of the bare twin; `None` without a twin.
+    /// Current mean control loss of the bare twin: the same host without growth, with the same
+    /// initial weights and batches. `None` without a twin.
     pub twin_loss: Option<f32>,
     /// Mean training loss of each step since the start of the episode or the last rollback, the
     /// current one last; empty in the step of a rollback. A loss is measured before the update.
@@ -68,9 +69,8 @@ impl EnvView<'_> {
     }
 
     /// Lead over the twin: control loss of the twin minus control loss of this env, in nats; `None`
-    /// unless both are finite. The advantage of generalised advantage estimation is another
-    /// quantity ([`crate::advantages`]).
-    pub fn advantage(&self) -> Option<f64> {
+    /// unless both are finite.
+    pub fn twin_lead(&self) -> Option<f64> {
         let lead = f64::from(self.twin_loss?) - f64::from(*self.losses.last()?);
         lead.is_finite().then_some(lead)
     }

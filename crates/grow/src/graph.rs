@@ -40,7 +40,7 @@ pub enum SlotClass {
     },
     /// A module that is blended in, with gradients through its input: a fossilized module, or a
     /// module of [`crate::Birth::Joint`] in training, blending or holding.
-    Fossilized {
+    BlendedWithGradient {
         /// Index of the blueprint.
         blueprint: usize,
         /// Blend mode.
@@ -55,10 +55,10 @@ impl SlotClass {
         };
         let (blueprint, mode) = (module.blueprint_index, module.style.blend_mode());
         match slot.stage {
-            _ if slot.is_joint() => SlotClass::Fossilized { blueprint, mode },
+            _ if slot.is_joint() => SlotClass::BlendedWithGradient { blueprint, mode },
             Stage::Training => SlotClass::Straight { blueprint },
             Stage::Blending | Stage::Holding => SlotClass::Blended { blueprint, mode },
-            Stage::Fossilized => SlotClass::Fossilized { blueprint, mode },
+            Stage::Fossilized => SlotClass::BlendedWithGradient { blueprint, mode },
             _ => SlotClass::Empty,
         }
     }
@@ -140,15 +140,14 @@ fn grow(
     let prefix = format!("slots.{}.", slot.name);
     b.group(slot.name.as_str(), optimiser);
     let input = match class {
-        // Also a joint module in training, blending or holding.
-        SlotClass::Fossilized { .. } => host,
+        SlotClass::BlendedWithGradient { .. } => host,
         _ => b.detach(host),
     };
     let output = module.blueprint.add_to(b, &prefix, input)?;
     let mixed = match class {
         SlotClass::Empty => host,
         SlotClass::Straight { .. } => b.straight_through(host, output)?,
-        SlotClass::Blended { mode, .. } | SlotClass::Fossilized { mode, .. } => {
+        SlotClass::Blended { mode, .. } | SlotClass::BlendedWithGradient { mode, .. } => {
             let gate = match mode {
                 BlendMode::Gate => Some(gate(b, &prefix, input)?),
                 BlendMode::Add | BlendMode::Multiply => None,
@@ -181,7 +180,7 @@ pub struct NetworkSize {
 
 impl NetworkSize {
     /// Largest size that the host can reach without another germination: every module fossilized,
-    /// with a gate.
+    /// with the trained gate of [`Style::LinearGate`].
     pub(crate) fn largest(spec: &HostSpec, image: &TaskShape, slots: &[Slot]) -> Result<Self> {
         let mut slots = slots.to_vec();
         for slot in &mut slots {

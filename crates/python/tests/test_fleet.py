@@ -280,7 +280,7 @@ def test_an_exception_of_a_controller_reaches_the_caller_and_the_run_resumes(tin
     with pytest.raises(Broken, match="here"):
         meristem.train(**tiny, controller=breaks)
     run = meristem.Run(tiny["run_dir"])
-    assert run.state == "failed" and "the program's controller failed" in run.summary["error"]
+    assert run.state == "failed" and "the controller of the calling program failed" in run.summary["error"]
     resumed = meristem.resume(run, controller=grow)
     assert resumed.state == "complete" and same_weights(whole, resumed)
 

@@ -168,6 +168,16 @@ def test_every_layer_survives_a_description() -> None:
     assert meristem.Host(*ready.layers) == ready
 
 
+def test_a_linear_layer_has_the_outputs_of_the_dataset_by_default() -> None:
+    layers = [nn.Conv2d(16, 3), nn.BatchNorm(), nn.ReLU(), nn.Slot("stem"), nn.GlobalAvgPool()]
+    host = meristem.Host(*layers, nn.Linear())
+    assert host == meristem.Host(*layers, nn.Linear("classes")) and nn.Linear().out == "classes"
+    assert [host.summary((3, 8, 8), classes=n).layers[-1].output for n in (4, 7)] == [(4, 1, 1), (7, 1, 1)]
+    without = meristem.Host(*layers, nn.Linear(bias=False, name="head"))
+    assert meristem.Host(*without.layers) == without
+    assert without.layers[-1] == nn.Linear("classes", bias=False, name="head")
+
+
 def test_layers_of_signals_survive_a_description() -> None:
     host = meristem.Host(
         nn.Conv1d(8, 5, 2, 3, groups=2, bias=True, dilation=2, name="stem"),

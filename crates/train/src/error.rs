@@ -114,8 +114,10 @@ pub enum Error {
         now: String,
     },
     /// A run began with another input than it has now: data, a file, or the instruction set.
-    #[error("cannot resume {}: {input}: {now}, but the run began with {began}", path.display())]
+    #[error("cannot {action} {}: {input}: {now}, but the run began with {began}", path.display())]
     OtherInput {
+        /// Action that is refused, such as "resume".
+        action: &'static str,
         /// Path of the checkpoint, or of the folder of a complete run.
         path: PathBuf,
         /// Description of the input.

@@ -294,8 +294,9 @@ pub struct SeenEnv {
 pub struct StepFigures {
     /// Mean training loss over the step.
     pub train_loss: f64,
-    /// Kind of the scores.
-    pub score: ScoreKind,
+    /// Kind of the scores. The Python attribute is `score`.
+    #[serde(rename = "score")]
+    pub score_kind: ScoreKind,
     /// Training score over the step.
     pub train_score: f64,
     /// Control loss after the step; `None` without a control split.

@@ -117,6 +117,7 @@ pub(crate) fn check_files(path: &Path, now: &[InputFile], began: &[InputFile]) -
     };
     let named = began.path.display();
     Err(Error::OtherInput {
+        action: "resume",
         path: path.into(),
         input: format!("the contents of {named}, which --{} names", began.setting),
         began: format!("those with checksum {}", began.checksum),

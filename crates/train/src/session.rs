@@ -220,7 +220,7 @@ impl Session {
         let wrong = |problem: String| Err(Error::Session { problem });
         if actions.len() != self.envs.len() {
             let (expected, got) = (self.envs.len(), actions.len());
-            return wrong(format!("expected one for each of {expected} envs, got {got}"));
+            return wrong(format!("expected an action for each of {expected} envs, got {got}"));
         }
         for (action, seen) in actions.iter().zip(&self.envs) {
             if let Err(reason) = legal(action, &seen.host) {

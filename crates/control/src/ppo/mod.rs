@@ -129,8 +129,9 @@ pub struct Ppo {
     skipped: usize,
     /// Index of the first env of this rank among the envs of all ranks.
     first_env: usize,
-    /// Number of members, whose envs are compared with each other; `None` for no comparison.
-    compared_members: Option<usize>,
+    /// Number of members; the baseline of an env is the mean over the other envs of its member.
+    /// `None` for no baseline.
+    baseline_members: Option<usize>,
     /// The controller that demonstrates in the first rounds.
     teacher: Option<Teacher>,
     /// The link to the other ranks that learn the same policy.
@@ -158,8 +159,8 @@ impl Ppo {
     }
 
     /// Like [`Ppo::new`], with a policy for hosts of any number of slots and any blueprints
-    /// ([`PolicyForm::Set`]). In this run they have at most those of `domain`. The weights do not
-    /// depend on `domain`.
+    /// ([`PolicyForm::Set`]). In this run no host has more slots or more blueprints than `domain`.
+    /// The weights do not depend on `domain`.
     ///
     /// # Errors
     /// As [`Ppo::new`].
@@ -229,7 +230,7 @@ impl Ppo {
             ops: OpCounts::default(),
             skipped: 0,
             first_env: 0,
-            compared_members: None,
+            baseline_members: None,
             teacher: None,
             ranks: None,
             outputs: PolicyOutputs::default(),
@@ -246,19 +247,19 @@ impl Ppo {
         &self.config
     }
 
-    /// Compares the envs of each member with each other: env i belongs to member i modulo
-    /// `members`, and the envs of a member have the same settings. The mean advantage of the other
-    /// envs of the member at the same step is subtracted from each advantage. It does not depend on
-    /// the action, so gradients stay unbiased, and differences between members leave the advantages
-    /// (Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
-    pub fn with_compared_members(self, members: usize) -> Self {
-        Self { compared_members: Some(members), ..self }
+    /// Subtracts a baseline from each advantage: the mean advantage, at the same step, of the other
+    /// envs of the same member. Env i belongs to member i modulo `members`, and the envs of a
+    /// member have the same settings. The baseline does not depend on the action, so gradients stay
+    /// unbiased, and differences between members drop out of the advantages (Kool, van Hoof and
+    /// Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
+    pub fn with_member_baseline(self, members: usize) -> Self {
+        Self { baseline_members: Some(members), ..self }
     }
 
     /// Parameters of the computation of advantages and returns.
     fn targets(&self) -> Targets {
         let targets = self.config.targets();
-        let by_minibatch = targets.by_minibatch || self.compared_members.is_some();
+        let by_minibatch = targets.by_minibatch || self.baseline_members.is_some();
         Targets { by_minibatch, ..targets }
     }
 
@@ -287,8 +288,8 @@ impl Ppo {
     }
 
     /// Saves what was learned, between two rounds: weights, optimiser, normalisers, counters.
-    /// [`Controller::restore`] accepts it also for other numbers of envs and steps, and of slots
-    /// and blueprints if the policy serves any. One read-back.
+    /// [`Controller::restore`] accepts it also for other numbers of envs and steps and, for a policy
+    /// of sets ([`PolicyForm::Set`]), for other slots and blueprints. One read-back.
     ///
     /// # Errors
     /// [`Error::Protocol`](crate::Error::Protocol) within a round; a failed device.

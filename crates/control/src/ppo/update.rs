@@ -24,7 +24,7 @@ pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
         None => rollout.finish(steps, targets, scale)?,
         Some(ranks) => ranks.finish(rollout, steps, targets, scale)?,
     };
-    if let Some(members) = ppo.compared_members {
+    if let Some(members) = ppo.baseline_members {
         ppo.rollout.compare_members(steps, members)?;
     }
     let mut report = RoundReport {

@@ -160,13 +160,13 @@ fn shaped_sums_to_the_advantage_minus_prices() {
         it.env.twin_loss = twin;
         sum.add(&it.step(50.0, action));
     }
-    close(sum.advantage, 8.0 * f64::from(1.3f32 - 1.0));
+    close(sum.twin_lead, 8.0 * f64::from(1.3f32 - 1.0));
     close(sum.potential, 0.0);
     close(sum.op, -0.02);
     let alpha = f64::from(it.env.host.slots()[0].alpha());
     let grown = it.env.host.parameters().unwrap().modules[0] as f64;
     close(sum.size, -0.1 * (alpha * grown / 200.0).ln_1p());
-    close(sum.total(), sum.advantage + sum.op + sum.size);
+    close(sum.total(), sum.twin_lead + sum.op + sum.size);
     assert_eq!(it.step(f32::NAN, WAIT).gain, 0.0, "accuracy has no effect");
 }
 
@@ -183,10 +183,10 @@ fn a_diverged_twin_gives_no_advantage() {
     let mut it = Rewarded::new(RewardMode::Shaped, quick());
     for twin in [Some(1.5), Some(f32::NAN), Some(f32::INFINITY), None] {
         it.env.twin_loss = twin;
-        close(it.step(50.0, WAIT).advantage, 0.0);
+        close(it.step(50.0, WAIT).twin_lead, 0.0);
     }
     it.env.twin_loss = Some(1.75);
-    close(it.step(50.0, WAIT).advantage, 2.0);
+    close(it.step(50.0, WAIT).twin_lead, 2.0);
 }
 
 /// Advantages as the direct sum A_t = Σ_k (γλ)^k δ_{t+k} to the end of the trajectory, in f64.

@@ -236,12 +236,11 @@ impl<'a> Between<'a> {
                 | HostLayer::RmsNorm { name } => {
                     return Err(format!("`{name}` normalises over several features"));
                 }
-                HostLayer::Residual { .. }
-                | HostLayer::Branches { .. }
-                | HostLayer::Save { .. }
-                | HostLayer::Load { .. }
-                | HostLayer::Join { .. } => {
+                HostLayer::Residual { .. } | HostLayer::Branches { .. } => {
                     return Err("several branches read it; widen a layer inside one".into());
+                }
+                HostLayer::Save { .. } | HostLayer::Load { .. } | HostLayer::Join { .. } => {
+                    return Err("its output is saved, or joined with saved values".into());
                 }
             }
         }

@@ -25,7 +25,7 @@ fn in_stage(stage: Stage) -> Host {
 fn a_joint_module_is_in_its_host_from_training_on() {
     for stage in [Stage::Training, Stage::Blending, Stage::Holding, Stage::Fossilized] {
         let host = in_stage(stage);
-        let SlotClass::Fossilized { .. } = host.topology_key().slots[0] else {
+        let SlotClass::BlendedWithGradient { .. } = host.topology_key().slots[0] else {
             panic!("{stage}: {:?}", host.topology_key().slots[0])
         };
         assert_eq!(host.alphas()[0], 1.0, "{stage}");

@@ -49,6 +49,27 @@ fn hidden_layers_can_become_wider_where_each_feature_is_computed_by_itself() {
 }
 
 #[test]
+fn the_reason_names_branches_only_where_there_are_branches() {
+    let text = r#"{"layers": [
+        {"conv2d": {"out": 4, "kernel": 1, "name": "saved"}}, {"save": {"name": "a"}},
+        {"conv2d": {"out": 4, "kernel": 1, "name": "joined"}},
+        {"join": {"join": "add", "from": ["a"]}},
+        {"conv2d": {"out": 4, "kernel": 1, "name": "branched"}},
+        {"residual": {"body": [{"conv2d": {"out": 4, "kernel": 1}}]}},
+        {"slot": {"name": "s"}}, "global_avg_pool", {"linear": {"out": "classes"}}
+    ]}"#;
+    let host = HostSpec::from_json(text, "joins").unwrap();
+    for (layer, reason) in [
+        ("saved", "its output is saved, or joined with saved values"),
+        ("joined", "its output is saved, or joined with saved values"),
+        ("branched", "several branches read it; widen a layer inside one"),
+    ] {
+        let error = host.widened(layer, 1).unwrap_err().to_string();
+        assert!(error.contains(layer) && error.contains(reason), "{error}");
+    }
+}
+
+#[test]
 fn a_depthwise_convolution_gets_wider_with_the_layer_that_it_reads() {
     let mobile: HostSpec = "mobile".parse().unwrap();
     let first = &mobile.widenable()[0];

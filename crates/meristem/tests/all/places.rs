@@ -103,7 +103,7 @@ fn wrong_places_are_errors() {
     let images = "train --dataset arrays --data-root images.safetensors --run-dir bad";
     m.fails(&format!("{images} --controller none --places 2"), 2, &["members to train in them"]);
     m.ok("sweep sweep.toml --quiet --places 2 --run-dir run");
-    m.fails("train --resume run --steps 6", 2, &["have left their 2 places"]);
+    m.fails("train --resume run --steps 6", 2, &["leaves its place after its"]);
 }
 
 /// Members whose parameters alone are more than the memory of the machine are counted, too.

@@ -210,7 +210,8 @@ fn a_replay_with_a_changed_file_is_refused() {
          --run-dir run");
     m.ok("sweep replay run 0 --quiet --run-dir again");
     script("r0c1");
-    m.fails("sweep replay run 0 --run-dir bad", 2, &["s.jsonl", "--controller", "checksum"]);
+    let words = ["cannot replay a member of run", "s.jsonl", "--controller", "checksum"];
+    m.fails("sweep replay run 0 --run-dir bad", 2, &words);
     assert!(!m.path("bad").exists());
     m.ok("sweep replay run 1 --quiet --run-dir other");
 }

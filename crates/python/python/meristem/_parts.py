@@ -1,8 +1,9 @@
-"""A sweep in parts: each fleet of members is a task that any process can run.
+"""A sweep in parts, which are called fleets: runs that each have some of the members. Their training is
+divided into tasks that any process can run.
 
 The state of a fleet between two tasks is its run folder, as the bytes of an archive. A fleet stops where the
 scheduler decides; the decision needs the scores of all fleets, and the next task ends the members that
-it names.
+the decision names.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ class Task:
     archive: bytes | None
     #: Number of completed steps after which the fleet stops; ``None`` for the last.
     stop_after: int | None
-    #: Members that end before the first step, by their place in the fleet.
+    #: Members that end at the beginning of this task, by their index in the fleet.
     ended: list[int]
 
 
@@ -53,8 +54,8 @@ class State:
     archive: bytes
     #: Number of completed steps; -1 at the end.
     steps: int
-    #: Leaderboard of the fleet.
-    places: list[dict[str, Any]]
+    #: Leaderboard of the fleet, a row for each member.
+    leaderboard: list[dict[str, Any]]
     #: Control scores after each step, for each env of the fleet.
     scores: list[list[float]]
 
@@ -179,32 +180,32 @@ class PartialSweep:
     def _diverged(self) -> set[int]:
         """The members that have ended because their training failed."""
         return {
-            self._members_of(fleet)[place["number"]]
+            self._members_of(fleet)[row["number"]]
             for fleet, state in self.states.items()
-            for place in state.places
-            if place["ended"] == "diverged"
+            for row in state.leaderboard
+            if row["ended"] == "diverged"
         }
 
-    def places(self) -> list[dict[str, Any]]:
-        """The leaderboard of all members."""
-        places = []
+    def leaderboard(self) -> list[dict[str, Any]]:
+        """The leaderboard of all members, a row for each member."""
+        rows = []
         for fleet, state in self.states.items():
             members = self._members_of(fleet)
-            for place in state.places:
-                number = members[place["number"]]
+            for row in state.leaderboard:
+                number = members[row["number"]]
                 envs = list(range(number, self.envs, len(self.members)))
-                ended = self._ended(number, place["ended"])
-                places.append({**place, "number": number, "envs": envs, "ended": ended})
+                ended = self._ended(number, row["ended"])
+                rows.append({**row, "number": number, "envs": envs, "ended": ended})
 
-        def rank(place: dict[str, Any]) -> tuple[float, int]:
-            spread = place["control"] or place["train"]
-            failed = spread is None or place["ended"] == "diverged"
-            return (math.inf if failed else -spread["mean"], place["number"])
+        def rank(row: dict[str, Any]) -> tuple[float, int]:
+            spread = row["control"] or row["train"]
+            failed = spread is None or row["ended"] == "diverged"
+            return (math.inf if failed else -spread["mean"], row["number"])
 
-        return sorted(places, key=rank)
+        return sorted(rows, key=rank)
 
     def over_seeds(self) -> list[dict[str, Any]]:
-        """The places of members that differ only by their seed, together."""
+        """The leaderboard with one row for members that differ only by their seed."""
         envs: list[dict[str, Any]] = []
         summary: dict[str, Any] = {}
         for fleet, state in self.states.items():
@@ -263,8 +264,8 @@ class PartialSweep:
         scores: list[list[float]] = [[] for _ in self.members]
         for fleet, state in self.states.items():
             members = self._members_of(fleet)
-            for place, member in enumerate(members):
-                envs = state.scores[place :: len(members)]
+            for index, member in enumerate(members):
+                envs = state.scores[index :: len(members)]
                 made = min([stop, *(len(env) for env in envs)])
                 scores[member] = [_mean([env[step] for env in envs]) for step in range(made)]
         return scores
@@ -320,7 +321,7 @@ class PartialSweep:
     def _task(self, fleet: int, stop: int | None) -> Task:
         state = self.states.get(fleet)
         members = self._members_of(fleet)
-        ended = [place for place, member in enumerate(members) if member in self.ended]
+        ended = [index for index, member in enumerate(members) if member in self.ended]
         return Task(self._settings_of(fleet), state.archive if state else None, stop, ended)
 
     def _keep(self, fleet: int, state: State) -> None:
@@ -331,7 +332,7 @@ class PartialSweep:
             "identity": self.identity,
             "fleets": self.fleets,
             "steps": state.steps,
-            "places": state.places,
+            "places": state.leaderboard,
             "scores": state.scores,
         }
         file = self.folder / f"fleet-{fleet}.zip"

@@ -18,7 +18,7 @@ Size = int | Sequence[int]
 class Layer:
     """A layer of a host."""
 
-    #: Name of the layer in descriptions.
+    #: Kind of the layer in descriptions, such as ``conv2d``.
     kind: ClassVar[str]
 
     def entry(self) -> Any:
@@ -251,12 +251,19 @@ class Flatten(Layer):
 
 @dataclass
 class Linear(Layer):
-    """A linear layer over a vector; ``"classes"`` stands for the classes of the dataset."""
+    """A linear layer over a vector."""
 
     kind: ClassVar[str] = "linear"
-    out: int | str
+    #: Output features; ``"classes"`` for one output per class, label or number of the dataset.
+    out: int | str = "classes"
     bias: bool = True
     name: str | None = None
+
+    def entry(self) -> Any:
+        """The layer as descriptions in JSON have it; ``out`` has no default there."""
+        entry = super().entry()
+        others = {} if isinstance(entry, str) else entry[self.kind]
+        return {self.kind: {"out": self.out, **others}}
 
 
 @dataclass

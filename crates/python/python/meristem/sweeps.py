@@ -15,7 +15,7 @@ from .errors import SettingError
 from .runs import Run, Searcher, train
 
 class Sweep:
-    """Results of a sweep on an executor: those of the same sweep as one run."""
+    """Results of a sweep on an executor, with the same bits as those of the same sweep as one run."""
 
     def __init__(self, parts: PartialSweep) -> None:
         self._parts = parts
@@ -26,7 +26,7 @@ class Sweep:
     @property
     def leaderboard(self) -> list[dict[str, Any]]:
         """The members from the best to the worst, as :attr:`Run.leaderboard`."""
-        return self._parts.places()
+        return self._parts.leaderboard()
 
     @property
     def over_seeds(self) -> list[dict[str, Any]]:
@@ -88,14 +88,17 @@ def sweep(
 
     Without ``executor`` the sweep is one run in this process. With any ``concurrent.futures.Executor``,
     for example a process pool, ``Client.get_executor()`` of Dask or ``mpi4py.futures``, it is several
-    fleets, each trained by tasks of the executor. The leaderboard and the weights have the same bits as those
-    of one run. The members are dealt out to ``fleets`` fleets, by default as many as the executor has
-    workers. The scores of all fleets are compared after each rung with ``halving`` and ``hyperband``, and
-    after each step with ``median`` and ``patience``; ``pbt`` needs one run. A task whose worker is lost
-    is given to the executor again, up to three times. Every worker needs the files that settings name.
-    A worker uses one thread, unless ``threads`` is set. The states of the fleets are
-    written to ``folder``, if given, as soon as they arrive; the same call with the same folder continues from
-    these states, also with another executor.
+    fleets: runs that each have some of the members, trained by tasks of the executor. The leaderboard and
+    the weights have the same bits as those of one run. The members are dealt out to ``fleets`` fleets, by
+    default as many as the executor has workers. The scores of all fleets are compared after each rung with
+    ``halving`` and ``hyperband``, and after each step with ``median`` and ``patience``; ``pbt`` needs one
+    run. Every worker needs the files that settings name. A worker uses one thread, unless ``threads`` is
+    set. The states of the fleets are written to ``folder``, if given, as soon as they arrive; the same call
+    with the same folder continues from these states, also with another executor.
+
+    A task whose worker is lost is given to the executor again, up to three times. If the executor itself
+    breaks, as a process pool does when a process dies, the call fails; call it again with a new executor
+    and the same ``folder``.
 
     Raises:
         SettingError: A setting is unknown, or its value is invalid; there are no members; with an executor,
@@ -159,6 +162,7 @@ def replay(
     Raises:
         ArgumentError: ``member`` is not an integer.
         SettingError: The run has no such member.
+        ResumeError: A file that the settings of the member name has other contents than before.
         MeristemError: As on the command line.
     """
     folder = path_of("run", run.path if isinstance(run, Run) else run)

@@ -40,7 +40,8 @@ impl Identity {
             let remedy = "put the data back that the run began with, or start a new run with \
                           --config RUN/config.toml and another --run-dir";
             let remedy = remedy.to_string();
-            return Err(Error::OtherInput { path: file.into(), input, began, now, remedy });
+            let (action, path) = ("resume", file.into());
+            return Err(Error::OtherInput { action, path, input, began, now, remedy });
         }
         check_files(file, &self.files, &other.files)
     }
@@ -91,6 +92,7 @@ pub(crate) fn check_instruction_set(path: &Path, now: &str, began: &str) -> Resu
         )
     };
     Err(Error::OtherInput {
+        action: "resume",
         path: path.into(),
         input: "the instruction set of the kernels".into(),
         began: began.into(),

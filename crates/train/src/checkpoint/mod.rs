@@ -78,7 +78,7 @@ impl Checkpoint {
     pub(crate) fn env_indices(&self, all: usize) -> Vec<usize> {
         let sweep = &self.progress.sweep;
         let has_all = self.envs.len() == all;
-        (0..all).filter(|env| has_all || sweep.trains(*env)).collect()
+        (0..all).filter(|env| has_all || sweep.trains_env(*env)).collect()
     }
 
     /// Joins the ranks' parts, by rank, to the checkpoint that a single process would write.

@@ -571,7 +571,7 @@ settings! {
             unit("W"), real(-1e6, 1e6), since(3, "0.1");
         /// Reward per nat of increase, in a step, of the twin's control loss minus the env's. Only
         /// with reward shaped.
-        reward_advantage in reward.advantage: f64, unit("W"), real(-1e6, 1e6), since(5, "8");
+        reward_advantage in reward.twin_lead: f64, unit("W"), real(-1e6, 1e6), since(5, "8");
         /// Cost of an increase of ln(1 + E / max(H, 200)) by 1, with E and H as in reward-rent.
         /// Only with reward shaped.
         reward_size in reward.size: f64, unit("W"), real(-1e6, 1e6), since(5, "0.1");
@@ -579,7 +579,7 @@ settings! {
     "Governor" {
         /// Relative distance from the loss of guessing within which a loss counts as guessing. The
         /// loss of guessing is the loss of the best constant prediction: with classes, ln(classes).
-        governor_collapse_width in governor.collapse_width: f64,
+        governor_collapse_width in governor.collapse_distance: f64,
             unit("SHARE"), real(0.0, 1.0), since(2, "0.065");
         /// Share of the loss of guessing. Once the mean loss of an env falls below this share, the
         /// env counts as trained, and a later return to the loss of guessing counts as a failure.

@@ -60,14 +60,17 @@ pub(crate) fn step_factors(
     };
     for param in graph.params.iter().filter(grown) {
         let origins = origins(param, all);
-        let of_stage = match weights {
+        let factor_of_origin = match weights {
             None => all.iter().map(|of| rule.of_age(step.saturating_sub(of.step))).collect(),
             Some(weights) => {
                 let values = weights.get(&param.name).and_then(|tensor| tensor.as_f32());
                 norm_factors(values.unwrap_or_default(), &origins, all.len())
             }
         };
-        let factor = |origin: &usize| if *origin == 0 { 1.0 } else { of_stage[origin - 1] as f32 };
+        let factor = |origin: &usize| match *origin {
+            0 => 1.0,
+            added => factor_of_origin[added - 1] as f32,
+        };
         let factors: Vec<f32> = origins.iter().map(factor).collect();
         if factors.iter().any(|factor| *factor != 1.0) {
             found.insert(param.name.clone(), factors);

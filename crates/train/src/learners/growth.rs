@@ -70,7 +70,8 @@ impl Learners {
         let envs = &self.population.envs;
         if actions.len() != envs.len() {
             let (expected, got) = (envs.len(), actions.len());
-            return Err(wrong(format!("act: expected one for each of {expected} envs, got {got}")));
+            let problem = format!("expected an action for each of {expected} envs, got {got}");
+            return Err(wrong(format!("act: {problem}")));
         }
         for (action, env) in actions.iter().zip(envs) {
             if let Err(reason) = legal(action, &env.grown.host) {

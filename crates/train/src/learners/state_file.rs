@@ -181,6 +181,7 @@ fn check_instruction_set(path: &Path, began: &str, now: &str) -> Result<()> {
         return Ok(());
     }
     Err(Error::OtherInput {
+        action: "resume",
         path: path.into(),
         input: "the instruction set of the kernels".into(),
         began: began.into(),

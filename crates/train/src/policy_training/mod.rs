@@ -155,7 +155,7 @@ impl<'a> Plan<'a> {
                 let policy = policy.with_teacher(Heuristic::default(), teacher_rounds);
                 match envs_per_member {
                     1 => policy,
-                    of_each => policy.with_compared_members(envs / of_each),
+                    of_each => policy.with_member_baseline(envs / of_each),
                 }
             }
             Learning::Off | Learning::Greedy => policy,

@@ -72,8 +72,10 @@ pub(crate) fn check(
         return refused("steps", now, expected);
     }
     if let Some(places) = began.places {
-        let expected =
-            format!("{steps}, after which members have left their {places} places, or {anew}");
+        let expected = format!(
+            "{steps}, because with places {places} a member leaves its place after its {steps} \
+             steps; {anew}"
+        );
         return refused("steps", now, expected);
     }
     if began.scheduler.looks_ahead() {

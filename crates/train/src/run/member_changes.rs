@@ -109,7 +109,7 @@ impl Episode<'_, '_> {
             let state = &self.sweep.members[member];
             let score = state.scores.last().copied().filter(|score| score.is_finite());
             let goes_on = searcher.report(member, state.scores.len(), score)?;
-            if !goes_on && self.sweep.trains(member) {
+            if !goes_on && self.sweep.trains_member(member) {
                 ends.push(Change::End { member, reason: EndReason::Stopped });
             }
         }
@@ -123,7 +123,7 @@ impl Episode<'_, '_> {
         let Some(searcher) = &mut self.searcher else { return Ok(()) };
         for &member in trained {
             let state = &self.sweep.members[member];
-            if !self.sweep.trains(member) || state.scores.len() >= steps {
+            if !self.sweep.trains_member(member) || state.scores.len() >= steps {
                 let ended = state.ended.filter(|reason| *reason != EndReason::Complete);
                 searcher.complete(member, ended)?;
             }
@@ -181,7 +181,7 @@ impl Episode<'_, '_> {
         if self.sweep.is_without_members() {
             return Ok(());
         }
-        let mut ended = population.split(|env| !self.sweep.trains(env));
+        let mut ended = population.split(|env| !self.sweep.trains_env(env));
         if ended.envs.is_empty() {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Settings of a run that trains one member of an earlier run again.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use meristem_data::order::EpochMode;
 
@@ -23,7 +23,8 @@ use crate::setup::{OtherInputs, ResolvedNames};
 ///
 /// # Errors
 /// [`Error::Value`]: an option that results depend on, a member that the run does not have or that
-/// made no step, settings with which envs depend on each other, or a changed input file;
+/// made no step, or settings with which envs depend on each other;
+/// [`Error::OtherInput`]: a changed input file;
 /// [`Error::NotARun`];
 /// [`Error::Unreadable`]: events that cannot be read.
 pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
@@ -47,20 +48,19 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
     check_independent(&began, member)?;
     let history = MemberChanges::read(&began, &folder.join("events.jsonl"))?;
     let lineage = history.lineage(member)?;
-    let wrong = |error| Error::value("member", member, error);
     let trained = distinct(&lineage);
     let envs = trained.iter().flat_map(|own| (*own..began.envs).step_by(members.len()));
     let numbers: Vec<usize> = envs.map(|env| began.env_number(env)).collect();
     let first = trained.iter().map(|own| match history.begun.get(own) {
-        Some((_, settings)) => Member::parse(settings).map_err(wrong),
+        Some((_, settings)) => history.settings(*own, settings),
         None => Ok(members[*own].clone()),
     });
     let first = first.collect::<Result<_>>()?;
     let of_member = ConfigLayer {
         envs: Some(numbers.len()),
-        members: Some(Some(Members::new(first).map_err(wrong)?)),
+        members: Some(Some(Members::new(first).map_err(|error| history.unreadable(error))?)),
         member_changes: Some(changes(&lineage, began.steps)),
-        env_numbers: Some(Some(Numbers::new(numbers).map_err(wrong)?)),
+        env_numbers: Some(Some(Numbers::new(numbers).map_err(|error| history.unreadable(error))?)),
         scheduler: Some(Scheduler::None),
         sampler: None,
         places: None,
@@ -69,19 +69,22 @@ pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<Trai
         ..settings
     };
     let config = TrainConfig::resolve(of_member, options)?;
-    check_inputs(folder, member, &config)?;
+    check_inputs(folder, &config)?;
     Ok(config)
 }
 
 /// Checks that the files that the settings of a member name have the contents that the run in
 /// `folder` has read, as far as its summary lists them.
-fn check_inputs(folder: &Path, member: usize, config: &TrainConfig) -> Result<()> {
+///
+/// # Errors
+/// [`Error::OtherInput`]: the first file with other contents.
+fn check_inputs(folder: &Path, config: &TrainConfig) -> Result<()> {
     let Some(summary) = read_summary(folder)? else { return Ok(()) };
     let (_, names) = ResolvedNames::of_new(config, OtherInputs::default())?;
     match check_files(folder, &names.input_files()?, &summary.input_files) {
-        Err(Error::OtherInput { input, began, now, .. }) => {
-            let got = format!("{member}, but {input} have {now}");
-            Err(Error::value("member", got, format!("{began}, which the run has read")))
+        Err(Error::OtherInput { path, input, began, now, remedy, .. }) => {
+            let action = "replay a member of";
+            Err(Error::OtherInput { action, path, input, began, now, remedy })
         }
         checked => checked,
     }
@@ -151,6 +154,8 @@ fn changes(lineage: &[Part], steps: usize) -> Option<PlannedChanges> {
 /// Beginnings, ends and copies of all members, from the events of a run.
 #[derive(Default)]
 struct MemberChanges {
+    /// Path of the events.
+    path: PathBuf,
     /// Number of steps of the run so far.
     steps: usize,
     /// Most steps of a member.
@@ -174,21 +179,36 @@ struct Copied {
 
 impl MemberChanges {
     /// The history at the beginning of a run.
-    fn new(began: &TrainConfig) -> Self {
+    fn new(began: &TrainConfig, path: &Path) -> Self {
         let planned = began.member_changes.iter().flat_map(PlannedChanges::all);
         let first = planned.filter(|change| change.steps == 0 && change.copy.is_none());
         let ended = first.map(|change| (change.member, 0)).collect();
-        Self { steps_max: began.steps, ended, ..Self::default() }
+        Self { path: path.into(), steps_max: began.steps, ended, ..Self::default() }
+    }
+
+    /// The error for an event with settings of a member that cannot be read.
+    fn unreadable(&self, problem: impl ToString) -> Error {
+        Error::Unreadable { path: self.path.clone(), problem: problem.to_string() }
+    }
+
+    /// Parses the settings of a member in an event.
+    ///
+    /// # Errors
+    /// [`Error::Unreadable`]: text that is not a list of settings.
+    fn settings(&self, member: usize, text: &str) -> Result<Member> {
+        Member::parse(text).map_err(|error| {
+            self.unreadable(format!("an event has unreadable settings of member {member}: {error}"))
+        })
     }
 
     fn read(began: &TrainConfig, path: &Path) -> Result<Self> {
-        let mut history = Self::new(began);
+        let mut history = Self::new(began, path);
         let mut tail = EventTail::new(path);
         loop {
             match tail.read(u64::MAX, &mut |line| history.note(line.event))? {
                 Reached::End => return Ok(history),
                 Reached::Limit => {}
-                Reached::Restarted => history = Self::new(began),
+                Reached::Restarted => history = Self::new(began, path),
             }
         }
     }
@@ -228,8 +248,7 @@ impl MemberChanges {
         let mut copies = self.copies.iter().rev();
         // A copy made after the member's last step has changed nothing.
         while let Some(copy) = copies.find(|copy| copy.member == own && copy.steps < end) {
-            let settings = Member::parse(&copy.settings);
-            let settings = settings.map_err(|error| Error::value("member", own, error))?;
+            let settings = self.settings(own, &copy.settings)?;
             parts.push(Part { member: own, end, settings: Some(settings) });
             (own, end) = (copy.from, copy.steps);
         }
@@ -270,6 +289,19 @@ mod tests {
         // It was not trained as a copy.
         assert_eq!((members(2), changes(2)), (vec![2], r#"["end 0@6"]"#.into()));
         assert_eq!((members(3), changes(3)), (vec![3], String::new()));
+    }
+
+    #[test]
+    fn unreadable_settings_are_an_error_of_the_events() {
+        let copies = vec![copied(3, 0, 2, "fast")];
+        let path = "run/events.jsonl".into();
+        let history =
+            MemberChanges { path, steps: 4, steps_max: 4, copies, ..MemberChanges::default() };
+        assert_eq!(
+            history.lineage(3).unwrap_err().to_string(),
+            "cannot read run/events.jsonl: an event has unreadable settings of member 3: \
+             got `fast`, expected KEY=VALUE, such as lr=0.1"
+        );
     }
 
     #[test]

@@ -106,7 +106,7 @@ fn calls_that_do_not_fit_change_nothing() {
     refused(session.act(actions(0), &mut || {}), "`act`: no actions are due");
     session.step(&mut || {}).unwrap();
     refused(session.act(actions(1), &mut || {}), "ADVANCE is not legal in env 0");
-    refused(session.act(vec![], &mut || {}), "expected one for each of 2 envs, got 0");
+    refused(session.act(vec![], &mut || {}), "expected an action for each of 2 envs, got 0");
     refused(session.weights(7).map(|_| vec![]), "there is no env 7: the run has 2");
     refused(session.step(&mut || {}).map(|_| vec![]), "`step`: the actions of this step");
     session.act(actions(0), &mut || {}).unwrap();

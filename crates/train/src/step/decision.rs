@@ -22,7 +22,7 @@ pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
         env.facts = EnvFacts {
             train_samples: resources.train.order().samples_of(env.index),
             lr_factor: own.lr_factor(env.grown.own_step(when.step)) as f32,
-            score: setup.task.score.kind(),
+            score_kind: setup.task.score.kind(),
             widen_by: own.heuristic.widen_by,
             widen_up_to: own.heuristic.widen_up_to,
         };

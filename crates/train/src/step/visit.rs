@@ -63,7 +63,7 @@ impl Envs for Visited<'_> {
 pub(crate) fn figures(grown: &TrainedHost) -> StepFigures {
     StepFigures {
         train_loss: grown.train_loss(),
-        score: grown.score.kind(),
+        score_kind: grown.score.kind(),
         train_score: grown.train_score(),
         control_loss: grown.control_loss(),
         control_score: grown.control_score(),

@@ -205,12 +205,17 @@ impl Sweep {
         self.members.iter().all(|member| member.ended == Some(EndReason::Diverged))
     }
 
-    /// Whether an env is in training.
-    pub(crate) fn trains(&self, env: usize) -> bool {
+    /// Whether the member of env `env` is in training; always in a run without members.
+    pub(crate) fn trains_env(&self, env: usize) -> bool {
         match self.members.len() {
             0 => true,
-            count => self.members[env % count].trains(),
+            count => self.trains_member(env % count),
         }
+    }
+
+    /// Whether a member is in training.
+    pub(crate) fn trains_member(&self, member: usize) -> bool {
+        self.members[member].trains()
     }
 
     /// Adds the scores of a step: the mean of each member's envs. `scores` has the envs in
@@ -366,14 +371,14 @@ mod tests {
         let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
         let mut sweep = Sweep::new(&config);
         sweep.next(&config).into_iter().for_each(|member| sweep.begin(member, 0, None));
-        assert!(sweep.trains(0) && !sweep.trains(1), "member 1 begins as a copy");
+        assert!(sweep.trains_member(0) && !sweep.trains_member(1), "member 1 begins as a copy");
         let end = |member| Change::End { member, reason: EndReason::Planned };
         let settings = Member::parse("lr=0.3").unwrap();
         assert!(sweep.changes(&config, 3).is_empty());
         let changes = sweep.changes(&config, 4);
         assert_eq!(changes, [Change::Copy { member: 1, from: 0, settings }, end(0)]);
         changes.iter().for_each(|change| sweep.record(change));
-        assert!(!sweep.trains(0) && sweep.trains(1));
+        assert!(!sweep.trains_member(0) && sweep.trains_member(1));
         assert_eq!(sweep.settings(&config, 1).to_string(), "lr=0.3");
         assert_eq!(sweep.changes(&config, 9), [end(1)]);
     }
@@ -386,7 +391,7 @@ mod tests {
         assert_eq!(sweep.members[0].score(), 0.6);
         assert_eq!(sweep.members[1].score(), f64::NEG_INFINITY);
         sweep.record(&Change::End { member: 1, reason: EndReason::Median });
-        assert!(sweep.trains(2) && !sweep.trains(3));
+        assert!(sweep.trains_env(2) && !sweep.trains_env(3));
         sweep.add_scores(&[(0, Some(0.8)), (2, Some(0.8))]);
         let steps: Vec<usize> = sweep.members.iter().map(|member| member.scores.len()).collect();
         assert_eq!(steps, [2, 1]);
