@@ -121,13 +121,13 @@ pub enum Error {
         /// Path of the checkpoint, or of the folder of a complete run.
         path: PathBuf,
         /// Description of the input.
-        input: String,
+        input: Box<str>,
         /// The input that the run began with.
         began: String,
         /// The current input.
         now: String,
         /// The remedy.
-        remedy: String,
+        remedy: Box<str>,
     },
     /// A folder cannot be resumed.
     #[error("cannot resume {}: {problem}", path.display())]

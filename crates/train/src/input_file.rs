@@ -119,13 +119,14 @@ pub(crate) fn check_files(path: &Path, now: &[InputFile], began: &[InputFile]) -
     Err(Error::OtherInput {
         action: "resume",
         path: path.into(),
-        input: format!("the contents of {named}, which --{} names", began.setting),
+        input: format!("the contents of {named}, which --{} names", began.setting).into(),
         began: format!("those with checksum {}", began.checksum),
         now: format!("checksum {}", now.checksum),
         remedy: format!(
             "put the file back that the run began with, or start a new run with --config \
              RUN/config.toml and another --run-dir, which takes {named} as it is now"
-        ),
+        )
+        .into(),
     })
 }
 

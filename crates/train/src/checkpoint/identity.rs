@@ -39,8 +39,8 @@ impl Identity {
         if let Some([input, began, now]) = other_data(&other.dataset, &self.dataset) {
             let remedy = "put the data back that the run began with, or start a new run with \
                           --config RUN/config.toml and another --run-dir";
-            let remedy = remedy.to_string();
             let (action, path) = ("resume", file.into());
+            let (input, remedy) = (input.into(), remedy.into());
             return Err(Error::OtherInput { action, path, input, began, now, remedy });
         }
         check_files(file, &self.files, &other.files)
@@ -97,7 +97,7 @@ pub(crate) fn check_instruction_set(path: &Path, now: &str, began: &str) -> Resu
         input: "the instruction set of the kernels".into(),
         began: began.into(),
         now: now.into(),
-        remedy,
+        remedy: remedy.into(),
     })
 }
 

@@ -186,7 +186,7 @@ fn check_instruction_set(path: &Path, began: &str, now: &str) -> Result<()> {
         input: "the instruction set of the kernels".into(),
         began: began.into(),
         now: now.into(),
-        remedy: format!("set MERISTEM_ISA={began}, on a machine that has it"),
+        remedy: format!("set MERISTEM_ISA={began}, on a machine that has it").into(),
     })
 }
 
