@@ -57,15 +57,17 @@ pub struct ActionHead {
     pub name: &'static str,
     /// Number of choices.
     pub size: HeadSize,
-    /// Ops that use the head. Under any other op the head takes choice 0, with log-probability and
-    /// entropy 0. WIDEN uses the heads op and slot of a policy that observes layers.
+    /// Ops that use the head, without WIDEN, which uses the heads op and slot of a policy that
+    /// observes layers. Under any other op the head takes choice 0, with log-probability and
+    /// entropy 0.
     pub used_by: &'static [ActionOp],
     /// Factor on the entropy bonus of the head.
     pub entropy_multiplier: f32,
 }
 
 impl ActionHead {
-    /// Whether an op uses this head.
+    /// Whether an op uses this head. Always false for WIDEN, although it uses the heads op and slot
+    /// of a policy that observes layers.
     pub fn is_used_by(&self, op: ActionOp) -> bool {
         self.used_by.contains(&op)
     }

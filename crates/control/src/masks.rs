@@ -78,7 +78,7 @@ impl Legality {
         let blueprints = |slot| legal_blueprints(slot, host).collect();
         let blueprints: Vec<Vec<bool>> = (0..host.slots().len()).map(blueprints).collect();
         let slots = ActionOp::OF_HEAD.map(|op| match op {
-            // The sizes of all blueprints are compared with the limits once.
+            // `legal_slots` would compare every blueprint with the size limits a second time.
             ActionOp::Germinate => blueprints.iter().map(|all| all.contains(&true)).collect(),
             op => legal_slots(op, host),
         });

@@ -40,9 +40,9 @@ pub struct BaseObservation {
     pub blending_share: f32,
     /// Share of the enabled slots in Holding or Fossilized.
     pub settled_share: f32,
-    /// 1 if the last action succeeded, else 0; 0 in the first step.
+    /// 1 if the last action succeeded, else 0; 0 in the first step and in the step of a rollback.
     pub last_succeeded: f32,
-    /// One-hot of the last op; zeros in the first step.
+    /// One-hot of the last op; zeros after WIDEN, in the first step and in the step of a rollback.
     pub last_op: [f32; ActionOp::OF_HEAD.len()],
 }
 

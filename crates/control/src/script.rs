@@ -176,7 +176,8 @@ impl Script {
         Ok(Self { name: name.into(), entries, growths, rolled_back: BTreeSet::new() })
     }
 
-    /// Numbers, from 1, of lines without effect in episodes of `steps` steps of these envs.
+    /// Line numbers, from 1, of the lines without effect in episodes of `steps` steps of these
+    /// envs: their step is not reached, or there is no such env.
     pub fn idle_lines(&self, steps: usize, envs: &BTreeSet<usize>) -> Vec<usize> {
         let entries = self.entries.iter().map(|((step, env), entry)| (entry.line, *step, *env));
         let growths = self.growths.iter().map(|growth| (growth.line, growth.from, growth.env));

@@ -53,7 +53,8 @@ impl Host {
     /// [`crate::HostError`] for a host that does not fit the image, or a slot that is unknown or
     /// listed twice; [`crate::RuleError`] for a rule outside its range; [`crate::BlueprintError`]
     /// for a blueprint that fits neither images nor vectors, or is too large for a slot. A
-    /// blueprint that only does not fit a slot is no error: [`Host::check_germinate`] refuses it.
+    /// blueprint that fits some shape, but not that of a slot, is no error:
+    /// [`Host::check_germinate`] refuses it there.
     pub fn new(
         spec: HostSpec,
         image: TaskShape,
@@ -197,9 +198,9 @@ impl Host {
         slots.filter_map(|(index, slot)| slot.enter(index, Stage::Pruned).ok()).collect()
     }
 
-    /// Turns the host into a fixed network, for comparisons with fixed networks: every blended
-    /// module becomes permanent without a gate, every other module is removed, and the empty slots
-    /// become dormant.
+    /// Turns the host into a fixed network, for comparisons with fixed networks. Every module that
+    /// is blended in and is not being pruned becomes permanent, without a check of the gate to
+    /// Fossilized. Every other module is removed, and the empty slots become dormant.
     pub fn make_permanent(&mut self) {
         for slot in &mut self.slots {
             let blended = matches!(slot.stage, Stage::Blending | Stage::Holding) || slot.is_joint();

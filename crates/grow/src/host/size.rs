@@ -82,7 +82,7 @@ impl Host {
         limits.into_iter().find_map(exceeded)
     }
 
-    /// A new module with a gate.
+    /// A new module with the trained gate of [`Style::LinearGate`].
     fn gated(&self, blueprint: usize) -> Result<Module, LifecycleError> {
         let germination = Germination {
             blueprint,

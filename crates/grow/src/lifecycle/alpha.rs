@@ -79,7 +79,8 @@ impl Curve {
 
 choices! {
     /// Blending style: the curve of alpha's first move, and the formula that blends the module's
-    /// output m with the host's value h. In the formulas a is alpha and x the module's input.
+    /// output m with the host's value h. In the formulas a is alpha. x is the module's input: the
+    /// value of h, with gradients to the host only in a fossilized or joint module.
     Style {
         /// [`Curve::Linear`], `h + a(m − h)`.
         LinearAdd = "linear_add",

@@ -1,9 +1,10 @@
 //! Limits of hosts.
 
-/// Largest height or width of an image or of a layer's output, largest number of image channels,
-/// and largest number of classes and of output channels.
+/// Largest height or width of an image or of a layer's output, largest number of image channels and
+/// of classes, and largest value of the key `out`.
 pub(super) const SIZE_MAX: usize = 1 << 16;
-/// Largest number of features of a vector, such as the output of a flattened image.
+/// Largest number of channels of a layer's output, or of features of a vector, such as a flattened
+/// image.
 pub(super) const FEATURES_MAX: usize = 1 << 24;
 /// Largest number of parameters of a host, and of a module (1 GiB of f32).
 pub(crate) const MAX_PARAMETERS: usize = 1 << 28;

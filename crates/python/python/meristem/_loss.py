@@ -15,7 +15,7 @@ from .errors import ArgumentError, MeristemError
 
 @dataclass(frozen=True)
 class OnDevice:
-    """A loss of one's own of arrays in the memory of the device that trains, without copies.
+    """A custom loss that computes on arrays in the memory of the training device, without copies.
 
     The function gets the outputs and targets as :class:`meristem.Array`, which
     ``torch.from_dlpack`` and others take without a copy: on a CUDA device they are tensors of this device.

@@ -2,7 +2,7 @@
 
 A description of a host is a list in which each layer reads the value of the layer before it. Other
 values are read in three ways: all branches of a layer read the value before that layer, joins read
-saved values, and a layer may follow a saved value that is loaded. All paths to a value run through
+saved values, and a layer may follow a :class:`Load` of a saved value. All paths to a value run through
 its immediate dominator. The values between the two become the layers of branches. A value that
 already is in another branch is saved there.
 """
@@ -45,7 +45,7 @@ class Nesting:
                 self.dominator[value] = self._meeting(value.inputs)
         #: Values that have layers.
         self.done = {values[0]}
-        #: Values that are read where they are not the value before.
+        #: Values that need a :class:`Save`: some layer reads them without directly following them.
         self.saved: set[Value] = set()
 
     def _meeting(self, values: list[Value]) -> Value:

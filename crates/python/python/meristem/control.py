@@ -36,9 +36,11 @@ class Slot:
     blueprint: str | None
     #: Steps since the module germinated.
     age: int
-    #: Contribution in percentage points of the control score; ``None`` before it was measured.
+    #: Contribution in percentage points of the control score, measured in this step; ``None`` if it
+    #: was not measured: without a control split, at alpha 0, or for a fossilized module. In a loop
+    #: of your own it is the contribution in the last step with a score.
     contribution: float | None
-    #: Gradient health, 0..1; ``None`` before it was measured.
+    #: Gradient health in this step, 0..1; ``None`` if it was not measured.
     gradient_health: float | None
     #: Whether the gate to the next stage would pass now.
     gate_passes: bool
@@ -70,16 +72,19 @@ class Env:
     step: int
     #: Steps of an episode.
     episode_steps: int
-    #: Control score after each step of the episode so far, 0..1: accuracy, micro-F1 or R², of which
-    #: values below 0 are 0.
+    #: Control score after each step since the start of the episode or the last rollback, the current
+    #: one last, 0..1: accuracy, micro-F1 or R², of which values below 0 are 0. In the step of a
+    #: rollback it is the score of the restored host.
     scores: list[float]
-    #: Control loss after each step so far.
+    #: Control loss after each of these steps.
     losses: list[float]
     #: Current control loss of the bare twin; ``None`` without a twin.
     twin_loss: float | None
-    #: Training loss of each step so far.
+    #: Training loss of each step since the start of the episode or the last rollback, the current
+    #: one last. Empty in the step of a rollback.
     train_losses: list[float]
-    #: The last operation, and whether it succeeded; ``None`` at the first step.
+    #: The last operation, and whether it succeeded; ``None`` in the first step of the episode and in
+    #: the step of a rollback.
     last: tuple[str, bool] | None
     #: The S enabled slots, in the order of the slot head.
     slots: list[Slot]

@@ -152,7 +152,7 @@ class Dataset:
         self.kind: str = about["kind"]
         #: Channels, height, width of an image; channels, points of a signal; features of a vector.
         self.shape: tuple[int, ...] = tuple(about["shape"])
-        #: ``classes``, ``labels`` or ``numbers``.
+        #: Kind of the targets, not their values: ``classes``, ``labels`` or ``numbers``.
         self.targets: str = about["targets"]
         #: Names of the classes, labels or numbers.
         self.classes: list[str] = about["classes"]

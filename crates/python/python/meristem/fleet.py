@@ -28,7 +28,7 @@ PROGRAM = "none: a fleet executes the actions given to `apply`; meristem.train t
 class Figures:
     """Results of the last step of an env. Control results are ``None`` without a control split."""
 
-    #: Kind of the scores: ``"accuracy"``, ``"f1"`` or ``"r2"``.
+    #: Kind of ``train_score`` and ``control_score``, not a number: ``"accuracy"``, ``"f1"`` or ``"r2"``.
     score: str
     train_loss: float
     #: NaN if the score is undefined: F1 if no label is present and none is predicted.

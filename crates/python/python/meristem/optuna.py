@@ -25,8 +25,8 @@ class Search(Searcher):
 
     ``suggest`` maps a trial to the settings of its member, such as
     ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name of the run;
-    it is stored with each trial. For a run that is resumed it may be the name of the folder, which by default
-    ends with the name of the run. If the study already has trials of this run, their members get the same
+    it is stored with each trial. To resume a run, pass its name or that of its folder, which by default ends
+    with ``-`` and the name of the run. If the study already has trials of this run, their members get the same
     settings again.
     """
 

@@ -25,9 +25,10 @@ def train_policy(
     ``folder``, which also gets ``policy.safetensors``; see ``docs/control.md``.
 
     ``rounds`` is the number of rounds. ``settings`` are those of :func:`train` for all runs. ``task`` and
-    ``members`` are spaces, such as ``{"lr": {"log_uniform": [0.01, 0.3]}}``: one is drawn for each round,
-    the other for each env of each round. ``numbers`` are the other keys of the file:
-    ``envs``, ``seed``, ``teacher_rounds``, ``evaluate_every`` and so on. ``on_line`` receives each line of the curves.
+    ``members`` are spaces, such as ``{"lr": {"log_uniform": [0.01, 0.3]}}``: the values of ``task`` are
+    drawn for each round, those of ``members`` for each env of each round. ``numbers`` are the other keys of
+    the file of ``meristem control train-policy``: ``envs``, ``seed``, ``teacher_rounds``,
+    ``evaluate_every`` and so on. ``on_line`` receives each line of the curves.
 
     Ctrl-C ends the training with the rounds that are complete, and then raises ``KeyboardInterrupt``. The
     same call continues from there, also after a kill, to the same bits.

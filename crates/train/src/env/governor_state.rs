@@ -12,7 +12,7 @@ pub(crate) struct GovernorState {
     pub(crate) monitor: LossMonitor,
     /// Step after which the snapshot was taken; `None` if it was taken before the first step.
     pub(crate) snapshot_step: Option<usize>,
-    /// Failures since the snapshot was taken.
+    /// Failures since the last snapshot that reset this count (`Env::snapshot_taken`).
     pub(crate) failures: u32,
     /// Step of the trajectory's last transition that changed the network.
     pub(crate) changed: Option<usize>,

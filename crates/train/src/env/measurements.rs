@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 /// rewards follow from them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measurements {
-    /// Gradient health and contribution of each enabled slot, as last measured with a module there.
+    /// Gradient health and contribution of each enabled slot in the last step; `None` if it was not
+    /// measured in that step. A contribution that the program measures stays until its next score.
     pub(crate) measured: Vec<GateInputs>,
     /// For each enabled slot, the sum of its module's interactions with the others in the last
     /// step, in percentage points.

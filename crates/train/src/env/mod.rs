@@ -286,8 +286,8 @@ impl Env {
     }
 
     /// Records that a snapshot was taken after `step`, and resets the count of failures. The count
-    /// stays if only a wider layer caused the snapshot, because WIDEN is legal even after a
-    /// rollback.
+    /// stays if only a wider layer caused the snapshot; otherwise an env that fails in every step
+    /// could reset the count by WIDEN, which is legal right after a rollback.
     pub(crate) fn snapshot_taken(&mut self, step: usize) {
         self.governor.snapshot_step = Some(step);
         let widened = self.seen.last == Some((ActionOp::Widen, true));
@@ -327,7 +327,7 @@ impl Env {
     }
 
     /// The controller's view of this env, without the twin. `step` is the current step of the
-    /// round, from 0, or the number of steps after the last one.
+    /// round, from 0; after the last step it is the number of steps of the round.
     fn view(&self, step: usize, episode_steps: usize) -> EnvView<'_> {
         let Self { number, grown, seen, .. } = self;
         EnvView {

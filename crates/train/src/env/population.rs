@@ -165,8 +165,8 @@ impl Population {
         self.hosts_mut().try_for_each(TrainedHost::reset_metrics)
     }
 
-    /// The controller's views of all envs. `step` is the current step of the round, from 0, or
-    /// `steps` after the last one.
+    /// The controller's views of all envs. `step` is the current step of the round, from 0; after
+    /// the last step it is `steps`.
     pub(crate) fn views(&self, step: usize, steps: usize) -> Vec<EnvView<'_>> {
         let envs = self.envs.iter().enumerate();
         envs.map(|(nth, env)| {

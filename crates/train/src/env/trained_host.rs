@@ -111,7 +111,7 @@ impl TrainedHost {
     }
 
     /// Compiles the network for the host's current topology, if that changed. Waits for the device
-    /// if a layer has become wider; no slot may have changed with it.
+    /// if a layer has become wider. Between two calls either slots or a width may change, not both.
     ///
     /// # Errors
     /// Out of memory, a failed stream.

@@ -43,9 +43,9 @@ pub(super) fn try_envs(setup: &Setup, resources: &Resources) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the parameters of the envs that train side by side are fewer than fit into the
-/// available memory of the machine, if no limit is set: the system may end a process that takes
-/// more, without an error.
+/// In a run with members, on CPUs only and without a limit of memory: checks that the parameters of
+/// the envs that train side by side fit into the available memory of the machine. The system may
+/// end a process that takes more, without an error.
 ///
 /// # Errors
 /// [`Error::Value`]: too many members, with the number of those that may fit.

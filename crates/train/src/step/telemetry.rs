@@ -6,7 +6,8 @@
 //! contributions are used for decisions as well, and Shapley values follow from configurations
 //! whose interactions a policy sees. So a level only changes the contents of events and the use of
 //! the clock. Times are taken where the host thread is anyway, without waiting for a device. The
-//! time of a whole step is always taken, for the summary of the run.
+//! time from the beginning of a step until its metrics are read back is always taken, for the
+//! summary of the run.
 
 use std::time::Instant;
 

@@ -124,7 +124,7 @@ pub struct SlotState {
     pub blueprint: Option<String>,
     /// Blending factor.
     pub alpha: f64,
-    /// Last contribution of the module.
+    /// Contribution of the module in this step; null if it was not measured.
     pub contribution: Option<f64>,
     /// Gradient health of the module in this step, 0..1; null in steps without
     /// `host_gradient_norm`. Gates and policies use it in every step.

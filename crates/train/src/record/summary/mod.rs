@@ -174,7 +174,7 @@ pub struct Summary {
     pub images_per_s: f64,
     /// Seconds of the whole run, including loading.
     pub wall_seconds: f64,
-    /// Seconds in all steps: training and evaluation on the control split.
+    /// Seconds in all steps: training, growth in width and evaluation on the control split.
     #[serde(alias = "step_seconds")]
     pub step_seconds_total: f64,
     /// Memory of the devices and of the processes.
