@@ -205,8 +205,8 @@ impl HeuristicMemory {
     }
 }
 
-/// Parameters of a blueprint in a slot; `None` only for an index without a blueprint. Does not check
-/// that the blueprint fits the slot ([`meristem_grow::Blueprint::parameters`]).
+/// Parameters of a blueprint in a slot; `None` only for an index without a blueprint. Does not
+/// check that the blueprint fits the slot ([`meristem_grow::Blueprint::parameters`]).
 fn size_in(host: &Host, slot: &Slot, blueprint: usize) -> Option<usize> {
     host.blueprints().get(blueprint)?.parameters(slot.dims).ok()
 }

@@ -288,8 +288,8 @@ impl Ppo {
     }
 
     /// Saves what was learned, between two rounds: weights, optimiser, normalisers, counters.
-    /// [`Controller::restore`] accepts it also for other numbers of envs and steps and, for a policy
-    /// of sets ([`PolicyForm::Set`]), for other slots and blueprints. One read-back.
+    /// [`Controller::restore`] accepts it also for other numbers of envs and steps and, for a
+    /// policy of sets ([`PolicyForm::Set`]), for other slots and blueprints. One read-back.
     ///
     /// # Errors
     /// [`Error::Protocol`](crate::Error::Protocol) within a round; a failed device.
