@@ -85,12 +85,12 @@ impl Communicator {
     /// to build with it, so callers need no `cfg`.
     ///
     /// A library that says that it takes memory of a GPU
-    /// ([`meristem_device::mpi_takes_cuda_memory`]) gets the addresses of tensors on a CUDA device.
-    /// All other tensors pass through host memory. In both cases an exchange of a call waits once
-    /// for the device: by address for all work on the tensors that it sends or receives, through
-    /// host memory for the tensors that it sends, if any.
-    /// After a rank was killed, the calls of the other ranks fail at the deadline, or `mpirun` ends
-    /// the other ranks (Open MPI 4 continues under `--enable-recovery`).
+    /// ([`mpi_takes_cuda_memory`](meristem_device::mpi_takes_cuda_memory)) gets the addresses of
+    /// tensors on a CUDA device. All other tensors pass through host memory. In both cases each
+    /// exchange of a call waits once for the device: by address for all work on the tensors that it
+    /// sends or receives, through host memory for the tensors that it sends, if any. After a rank
+    /// was killed, the calls of the other ranks fail at the deadline, or `mpirun` ends the other
+    /// ranks (Open MPI 4 continues under `--enable-recovery`).
     ///
     /// Groups from [`split`](Communicator::split) share one thread: a process in several groups
     /// must make their calls in the same order on all ranks. Dropping the last communicator waits

@@ -451,7 +451,10 @@ fn gpus_over_mpi_exchange_by_address() {
     };
     for (name, run) in [("policy", run), ("replicas", replicas)] {
         let run = format!("{run} --exchange topk:0.05 --devices {device} --run-dir {name}");
-        m.ok(&format!("{run}-threads --comm threads --ranks 2"));
+        let threads = format!("{run}-threads --comm threads --ranks 2");
+        let mut command = m.command();
+        command.args(threads.split_whitespace()).env_remove("MERISTEM_TEST_DEVICE");
+        assert!(command.stdout(Stdio::null()).status().unwrap().success());
         let expected = outcome(&m, &format!("{name}-threads"));
         let by_address = format!("{run}-address --comm mpi");
         let mut command = mpirun(&m, &[], &[&by_address, &by_address]);
