@@ -64,6 +64,28 @@ class Taken:
         self.managed.deleter(ctypes.addressof(self.managed))
 
 
+class DeviceMemory:
+    """Memory of the first CUDA device, from its driver, with a copy of an array."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.driver, self.address = ctypes.CDLL("libcuda.so"), ctypes.c_uint64()
+        context = ctypes.c_void_p()
+        self.ask("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+        self.ask("cuCtxSetCurrent", context)
+        self.ask("cuMemAlloc_v2", ctypes.byref(self.address), ctypes.c_size_t(max(numbers.nbytes, 1)))
+        memory = (ctypes.c_byte * numbers.nbytes).from_address(self.address.value)
+        self.numbers = np.frombuffer(memory, numbers.dtype).reshape(numbers.shape)
+        self.numbers[...] = numbers
+
+    def ask(self, function: str, *arguments: Any) -> None:
+        code = self.driver[function](*arguments)
+        assert code == 0, f"{function}: {code}"
+
+    def __del__(self) -> None:
+        self.ask("cuMemFree_v2", self.address)
+        self.ask("cuDevicePrimaryCtxRelease_v2", 0)
+
+
 class Lent:
     """An array of this library on a device. ``streams`` has the streams that were asked to wait."""
 
@@ -72,6 +94,9 @@ class Lent:
 
     def __init__(self, numbers: Any, device: tuple[int, int], streams: list[Any] | None = None) -> None:
         self.numbers, self.device = np.ascontiguousarray(numbers), device
+        self.memory = DeviceMemory(self.numbers) if device[0] == CUDA else None
+        if self.memory is not None:
+            self.numbers = self.memory.numbers
         self.streams = [] if streams is None else streams
 
     def __mul__(self, factor: float) -> "Lent":
@@ -91,7 +116,7 @@ class Lent:
             None, FORGET,
         )  # fmt: skip
         address = ctypes.addressof(managed)
-        Lent.alive[address] = (managed, self.numbers, extents)
+        Lent.alive[address] = (managed, self.numbers, self.memory, extents)
         return CAPSULE(address, NAME, None)
 
 
