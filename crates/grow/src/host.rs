@@ -53,8 +53,8 @@ impl Host {
     /// [`crate::HostError`] for a host that does not fit the image, or a slot that is unknown or
     /// listed twice; [`crate::RuleError`] for a rule outside its range; [`crate::BlueprintError`]
     /// for a blueprint that fits neither images nor vectors, or is too large for a slot. A
-    /// blueprint that fits some shape, but not that of a slot, is no error:
-    /// [`Host::check_germinate`] refuses it there.
+    /// blueprint that fits images or vectors, but not a slot's shape, is no error:
+    /// [`Host::check_germinate`] refuses the blueprint in that slot.
     pub fn new(
         spec: HostSpec,
         image: TaskShape,

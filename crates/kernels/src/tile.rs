@@ -172,10 +172,9 @@ pub(crate) fn run(isa: Isa, job: ProductJob<'_>) {
         let mut col = cols.start;
         while col < cols.end {
             let block = kernels::block(isa, &job, job.cols - col);
-            // The block lies within these columns, as its width divides a panel's. SAFETY: the
-            // block's kernels are compiled for `isa`, and this machine has its instructions; A, B,
-            // C and bias were checked above, up to `readable_cols`; and no other thread has these
-            // columns of C.
+            // SAFETY: the block lies within these columns, as its width divides a panel's; its
+            // kernels are compiled for `isa`, and this machine has its instructions; A, B, C and
+            // bias were checked above, up to `readable_cols`; no other thread has these columns.
             unsafe { run_block(&job, &c, block, col) };
             col += block.width;
         }

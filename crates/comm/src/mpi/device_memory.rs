@@ -63,7 +63,7 @@ pub(super) struct DeviceChunk {
     bytes: usize,
 }
 
-// SAFETY: the address is that of device memory which the owner of this chunk keeps alive.
+// SAFETY: the address points to device memory, which `DeviceMemory` keeps alive.
 unsafe impl Pointer for DeviceChunk {
     fn pointer(&self) -> *const c_void {
         with_exposed_provenance(self.address as usize)

@@ -10,8 +10,8 @@ use meristem_device::{Counts, DType, Device, Owner, Stream, Tensor};
 use super::common::upload;
 use super::{all_say, mpirun_with, say};
 
-/// Functions in the place of those of the MPI library. Elements have every third tag; the context
-/// of their device must be current on the thread that names their addresses.
+/// Functions of the MPI library with checks in front. Messages with elements have every third tag;
+/// the context of the device must be current on the thread that passes their addresses.
 const AWARE: &str = r#"
 #include <dlfcn.h>
 #include <mpi.h>

@@ -40,7 +40,7 @@ pub struct GatherConfig {
     /// Draws the order of samples of all envs as if they were on this device; `None`: as on their
     /// own devices.
     pub ordered_as: Option<DeviceId>,
-    /// The rank by which the order of each env is drawn, see
+    /// For each env, the rank whose random order the env has, see
     /// [`OrderConfig::ranks`](crate::order::OrderConfig::ranks); `None` for the order of the envs.
     pub order_ranks: Option<Vec<usize>>,
     /// Batch, seed and augmentation of each env in place of `batch_per_env`, `seed` and `augment`.

@@ -143,7 +143,7 @@ __device__ __forceinline__ void copy_values(Span<const float> all_targets, Span<
 }
 
 // Y is the type of the targets: u32 for classes, float for labels and numbers. `all_targets` has
-// those of the whole dataset, `targets` those of the batch; `indices` has the batch's samples.
+// the targets of the whole dataset, `targets` the targets of the batch, `indices` its samples.
 template <class T, class Y, class Constants>
 __device__ void gather(Span<const T> images, Span<const Y> all_targets, Span<const u32> indices,
                        Span<float> inputs, Span<Y> targets, Span<const u32> epoch,

@@ -24,10 +24,10 @@ class Search(Searcher):
     """A searcher whose members are the trials of a study, in the order in which they begin.
 
     ``suggest`` maps a trial to the settings of its member, such as
-    ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name of the run;
-    it is stored with each trial. To resume a run, pass its name or that of its folder, which by default ends
-    with ``-`` and the name of the run. If the study already has trials of this run, their members get the same
-    settings again.
+    ``lambda trial: {"lr": trial.suggest_float("lr", 1e-3, 1, log=True)}``. ``run`` is the name of the run
+    and is stored with each trial. To resume a run, pass the name of the run or of the run's folder, which by
+    default ends with ``-`` and the name of the run. If the study already has trials of this run, their
+    members get the same settings again.
     """
 
     def __init__(self, study: optuna.Study, suggest: Callable[[Any], Mapping[str, Any]], run: str) -> None:

@@ -26,8 +26,8 @@ def train_policy(
 
     ``rounds`` is the number of rounds. ``settings`` are those of :func:`train` for all runs. ``task`` and
     ``members`` are spaces, such as ``{"lr": {"log_uniform": [0.01, 0.3]}}``: the values of ``task`` are
-    drawn for each round, those of ``members`` for each env of each round. ``numbers`` are the other keys of
-    the file of ``meristem control train-policy``: ``envs``, ``seed``, ``teacher_rounds``,
+    drawn for each round, the values of ``members`` for each env of each round. ``numbers`` are the other keys
+    of the file of ``meristem control train-policy``: ``envs``, ``seed``, ``teacher_rounds``,
     ``evaluate_every`` and so on. ``on_line`` receives each line of the curves.
 
     Ctrl-C ends the training with the rounds that are complete, and then raises ``KeyboardInterrupt``. The

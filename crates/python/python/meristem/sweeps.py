@@ -15,7 +15,7 @@ from .errors import SettingError
 from .runs import Run, Searcher, train
 
 class Sweep:
-    """Results of a sweep on an executor, with the same bits as those of the same sweep as one run."""
+    """Results of a sweep on an executor. One run of the same sweep has the same bits."""
 
     def __init__(self, parts: PartialSweep) -> None:
         self._parts = parts
