@@ -94,7 +94,8 @@ class Lent:
 
     def __init__(self, numbers: Any, device: tuple[int, int], streams: list[Any] | None = None) -> None:
         self.numbers, self.device = np.ascontiguousarray(numbers), device
-        self.memory = DeviceMemory(self.numbers) if device[0] == CUDA else None
+        # An array that claims another device is refused before its memory is read, so host memory does.
+        self.memory = DeviceMemory(self.numbers) if device == (CUDA, 0) else None
         if self.memory is not None:
             self.numbers = self.memory.numbers
         self.streams = [] if streams is None else streams
