@@ -6,7 +6,8 @@
 //!
 //! Windows of at most 3 × 3 taps have kernels for each number of rows and columns of taps. The
 //! weights stay in registers over a row, so a multiply-add takes one load, and the sums of
-//! neighbouring outputs, which do not wait for each other, hide its latency. In larger windows
+//! neighbouring outputs, which do not wait for each other, hide its latency. Two neighbouring rows
+//! of windows of 3 × 3 read four rows of the input instead of six. In larger windows
 //! [`PIXELS`] neighbouring pixels share each load of a weight. The gradient of the weights keeps
 //! the sums of a window of 3 × 3 in registers over a row; for larger windows it is a `tile` job.
 
@@ -25,6 +26,15 @@ use crate::{GradOut, Isa, pad16};
 
 /// Pixels that are computed together: enough sums to hide the latency of a multiply-add.
 const PIXELS: usize = 8;
+
+/// Rows and columns of the windows of which two rows are computed at once, and the rows of the
+/// input that both read together.
+const SIDE: usize = 3;
+const ROWS_OF_TWO: usize = SIDE + 1;
+
+/// Pixels of each of two rows that are computed together: with the weights in nine registers AVX2
+/// has four for sums, and some for elements.
+const PIXELS_OF_TWO: usize = 2;
 
 /// Where the taps of the rows, or of the columns, of the output are in the input.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +120,9 @@ pub(super) struct Depthwise<'a> {
     rows: AxisTaps,
     columns: AxisTaps,
     whole_columns: Range<usize>,
+    /// Whether two rows of outputs with whole windows may be computed together: windows of 3 × 3
+    /// that read neighbouring rows for neighbouring rows, and at edges lack one column.
+    has_pairs: bool,
     channels: usize,
     /// `[taps][pad16(channels)]`.
     weights: &'a [f32],
@@ -138,7 +151,11 @@ impl<'a> Depthwise<'a> {
         bias: &'a [f32],
     ) -> Self {
         let (whole_columns, channels) = (columns.whole(), shape.in_c);
-        Self { rows, columns, whole_columns, channels, weights, bias }
+        let has_pairs = [rows.taps, columns.taps] == [3; 2]
+            && [rows.step, rows.spacing, rows.to_step] == [1; 3]
+            && (0..whole_columns.start).all(|column| columns.inside(column) == (1..3))
+            && (whole_columns.end..columns.outputs).all(|column| columns.inside(column) == (0..2));
+        Self { rows, columns, whole_columns, has_pairs, channels, weights, bias }
     }
 
     /// Computes whole images.
@@ -150,21 +167,33 @@ impl<'a> Depthwise<'a> {
         assert_eq!(x.len() / image * to_image, to.values.len(), "depthwise: output");
         let each = x.chunks_exact(image).zip(to.values.chunks_exact_mut(to_image));
         for (x, y) in each {
-            for row in 0..rows.outputs {
+            let mut row = 0;
+            while row < rows.outputs {
+                let count = if self.is_pair(row) { 2 } else { 1 };
                 let start = (rows.to_first + row * rows.to_step) * row_len;
-                let to = GradOut { values: &mut y[start..start + row_len], ..to };
-                for_channels(isa, c, &mut RowKernel { of: self, x, row, to });
+                let to = GradOut { values: &mut y[start..start + count * row_len], ..to };
+                for_channels(isa, c, &mut RowKernel { of: self, x, row, count, to });
+                row += count;
             }
         }
     }
+
+    /// Whether an output row and the next one, whose windows of 3 × 3 are whole, read neighbouring
+    /// rows and are neighbours in their image.
+    fn is_pair(&self, row: usize) -> bool {
+        let rows = &self.rows;
+        let is_whole = |row: usize| row < rows.outputs && rows.inside(row) == (0..3);
+        self.has_pairs && is_whole(row) && is_whole(row + 1)
+    }
 }
 
-/// A row of the output.
+/// A row of the output, or two that share input rows ([`Depthwise::is_pair`]).
 struct RowKernel<'a> {
     of: &'a Depthwise<'a>,
     /// The input's image.
     x: &'a [f32],
     row: usize,
+    count: usize,
     to: GradOut<'a>,
 }
 
@@ -189,7 +218,7 @@ impl ChannelKernel for RowKernel<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
-        let Depthwise { rows, columns, whole_columns, channels: c, weights, bias } = self.of;
+        let Depthwise { rows, columns, whole_columns, channels: c, weights, bias, .. } = self.of;
         let (inside, width, padded) = (rows.inside(self.row), columns.size * c, pad16(*c));
         assert!(at.first + S::LANES <= padded && at.first + at.count <= *c, "depthwise: channels");
         assert!(rows.taps * columns.taps * padded <= weights.len(), "depthwise: weights");
@@ -215,6 +244,9 @@ impl ChannelKernel for RowKernel<'_> {
                 to_step: columns.to_step * c,
             };
             let to = self.to.values.as_mut_ptr().add(columns.to_first * c + at.first);
+            if self.count == 2 {
+                return taps.pair::<WHOLE>(self.of, to, columns.to_size * c);
+            }
             if WHOLE {
                 let of = self.of;
                 match [taps.rows, columns.taps] {
@@ -348,6 +380,80 @@ impl<S: Simd> RowTaps<S> {
                 });
             });
             self.put::<true, P>(sums, to);
+        }
+    }
+
+    /// Computes two rows of outputs, the second `to_row` elements after the first. Each element
+    /// that both read is loaded once, and the weights are loaded once for both.
+    ///
+    /// # Safety
+    /// As [`RowTaps::pixels`], for [`Depthwise::is_pair`].
+    #[inline(always)]
+    unsafe fn pair<const WHOLE: bool>(&self, of: &Depthwise<'_>, to: *mut f32, to_row: usize) {
+        let Depthwise { columns, whole_columns: whole, channels, .. } = of;
+        let [row, tap] = self.weight_steps;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut weights = [[S::splat(0.0); 3]; 3];
+            unroll!(SIDE, r, {
+                unroll!(SIDE, k, {
+                    weights[r][k] = S::load(self.weights.add(r * row + k * tap));
+                });
+            });
+            let x = |output| self.x.wrapping_offset(columns.row(output) * *channels as isize);
+            let mut output = 0;
+            while output < columns.outputs {
+                let x = x(output);
+                let to = to.add(output * self.to_step);
+                let to = [to, to.add(to_row)];
+                output += if output < whole.start {
+                    self.two::<WHOLE, 1, 1, 3>(&weights, x, to)
+                } else if output + PIXELS_OF_TWO <= whole.end {
+                    self.two::<WHOLE, PIXELS_OF_TWO, 0, 3>(&weights, x, to)
+                } else if output < whole.end {
+                    self.two::<WHOLE, 1, 0, 3>(&weights, x, to)
+                } else {
+                    self.two::<WHOLE, 1, 0, 2>(&weights, x, to)
+                };
+            }
+        }
+    }
+
+    /// Computes `P` neighbouring outputs of two rows as [`RowTaps::pixels`] does, in the same
+    /// order, from the columns `FROM..TO` of their windows. Returns `P`.
+    ///
+    /// # Safety
+    /// As [`RowTaps::pair`].
+    #[inline(always)]
+    unsafe fn two<const WHOLE: bool, const P: usize, const FROM: usize, const TO: usize>(
+        &self,
+        weights: &[[S; 3]; 3],
+        x: *const f32,
+        to: [*mut f32; 2],
+    ) -> usize {
+        let [row, column, step] = self.steps;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut sums = [[S::splat(0.0); P]; 2];
+            unroll!(ROWS_OF_TWO, r, {
+                unroll!(SIDE, k, {
+                    if FROM <= k && k < TO {
+                        let x = x.wrapping_add(r * row + k * column);
+                        unroll!(P, p, {
+                            let x = load::<S, WHOLE>(x.wrapping_add(p * step), self.count);
+                            if r < 3 {
+                                sums[0][p] = x.mul_add(weights[r % 3][k], sums[0][p]);
+                            }
+                            if r > 0 {
+                                sums[1][p] = x.mul_add(weights[(r + 2) % 3][k], sums[1][p]);
+                            }
+                        });
+                    }
+                });
+            });
+            self.put::<WHOLE, P>(sums[0], to[0]);
+            self.put::<WHOLE, P>(sums[1], to[1]);
+            P
         }
     }
 

@@ -12,6 +12,10 @@ use crate::{Isa, pad16};
 /// Most rows of a window, and columns of each window, whose sums stay in registers.
 const WINDOW: usize = 3;
 
+/// Most rows that are added to sums in registers before these are written back. The rows of their
+/// windows stay in the nearest cache.
+const ROWS: usize = 4;
+
 /// Whether [`weight_gradient`] computes a convolution.
 pub(in super::super) const fn sums_in_registers(shape: &ConvShape) -> bool {
     shape.is_depthwise() && shape.kernel[0] <= WINDOW && shape.kernel[1] == WINDOW
@@ -37,32 +41,39 @@ pub(in super::super) fn weight_gradient(
     for (x, dy) in x.chunks(block * image).zip(dy.chunks(block * to_image)) {
         sums.fill(0.0);
         for (x, dy) in x.chunks_exact(image).zip(dy.chunks_exact(to_image)) {
-            for (row, dy) in dy.chunks_exact(row_len).enumerate() {
+            let mut row = 0;
+            while row < rows.outputs {
+                let same = |other: &usize| rows.inside(*other) == rows.inside(row);
+                let count = (row..rows.outputs).take(ROWS).take_while(same).count();
+                let dy = &dy[row * row_len..(row + count) * row_len];
                 let (whole, sums) = (whole_columns.clone(), &mut *sums);
-                let mut kernel = SumsOfRow { axes, whole, c, x, dy, row, sums };
+                let mut kernel = SumsOfRows { axes, whole, c, x, dy, row, count, sums };
                 for_channels(isa, c, &mut kernel);
+                row += count;
             }
         }
         dw.iter_mut().zip(&*sums).for_each(|(dw, sum)| *dw += sum);
     }
 }
 
-/// Products of a row of the output's gradient with its window.
-struct SumsOfRow<'a> {
+/// Products of rows of the output's gradient with their windows, of which the same rows of taps are
+/// inside the image.
+struct SumsOfRows<'a> {
     axes: [AxisTaps; 2],
     /// The outputs whose columns of taps are all inside the image.
     whole: Range<usize>,
     c: usize,
     /// The input's image.
     x: &'a [f32],
-    /// The row.
+    /// The rows.
     dy: &'a [f32],
     row: usize,
+    count: usize,
     /// `[taps][pad16(c)]`.
     sums: &'a mut [f32],
 }
 
-impl ChannelKernel for SumsOfRow<'_> {
+impl ChannelKernel for SumsOfRows<'_> {
     const AT_ONCE: usize = 2;
 
     #[inline(always)]
@@ -84,7 +95,7 @@ impl ChannelKernel for SumsOfRow<'_> {
     }
 }
 
-impl SumsOfRow<'_> {
+impl SumsOfRows<'_> {
     /// Adds the sums of the `R` rows of the window that are inside the image.
     ///
     /// # Safety
@@ -107,18 +118,22 @@ impl SumsOfRow<'_> {
                 });
             });
             let of = Factors { x, dy, steps: [row_step, columns.spacing * c], count: at.count };
-            // In order, so that only the outputs at the edges test each column of taps.
-            for output in 0..self.whole.start {
-                let places = [columns.row(output) * c as isize, (output * c) as isize];
-                of.add::<S, WHOLE, R>(places, columns.inside(output), &mut total);
-            }
-            for output in self.whole.clone() {
-                let places = [columns.row(output) * c as isize, (output * c) as isize];
-                of.add::<S, WHOLE, R>(places, 0..WINDOW, &mut total);
-            }
-            for output in self.whole.end..columns.outputs {
-                let places = [columns.row(output) * c as isize, (output * c) as isize];
-                of.add::<S, WHOLE, R>(places, columns.inside(output), &mut total);
+            for row in 0..self.count {
+                let starts = [row * rows.step * columns.size * c, row * columns.outputs * c];
+                let places = |output| {
+                    let first = columns.row(output) * c as isize + starts[0] as isize;
+                    [first, (starts[1] + output * c) as isize]
+                };
+                // In order, so that only the outputs at the edges test each column of taps.
+                for output in 0..self.whole.start {
+                    of.add::<S, WHOLE, R>(places(output), columns.inside(output), &mut total);
+                }
+                for output in self.whole.clone() {
+                    of.add::<S, WHOLE, R>(places(output), 0..WINDOW, &mut total);
+                }
+                for output in self.whole.end..columns.outputs {
+                    of.add::<S, WHOLE, R>(places(output), columns.inside(output), &mut total);
+                }
             }
             unroll!(R, r, {
                 unroll!(WINDOW, k, {
@@ -146,7 +161,7 @@ impl Factors {
     /// its first tap, which may be outside, and of its gradient.
     ///
     /// # Safety
-    /// As [`SumsOfRow::add`].
+    /// As [`SumsOfRows::add`].
     #[inline(always)]
     unsafe fn add<S: Simd, const WHOLE: bool, const R: usize>(
         &self,
