@@ -31,8 +31,9 @@ pub struct PpoGroup {
 }
 
 impl PpoGroup {
-    /// A group of new policies on one device that differ only in their streams. `members` has one
-    /// communicator per policy: all ranks, or consecutive ones. Does not wait for the device.
+    /// A group of new policies that differ only in their streams, which may be of several devices.
+    /// `members` has one communicator per policy: all ranks, or consecutive ones. Does not wait for
+    /// a device.
     ///
     /// # Errors
     /// [`Error::Protocol`] without policies, for a wrong number of members, or for policies with
@@ -114,11 +115,16 @@ impl Controller for PpoGroup {
         }
     }
 
-    /// Decides for all ranks with one read-back.
+    /// Decides for all ranks, with one read-back for consecutive ranks on one device. All devices
+    /// compute before the first is waited for.
     fn decide_all(&mut self, views: &[EnvView<'_>]) -> Result<Vec<Action>> {
         let begun = self.parts(views)?.map(|(rank, views)| rank.begin_decision(views));
         let outputs = begun.collect::<Result<Vec<[Tensor; 4]>>>()?;
-        let mut words = read_back_as::<u32>(&outputs.as_flattened().iter().collect::<Vec<_>>())?;
+        let mut words = vec![];
+        for of_device in outputs.chunk_by(|a, b| a[0].device() == b[0].device()) {
+            let tensors: Vec<&Tensor> = of_device.as_flattened().iter().collect();
+            words.extend(read_back_as::<u32>(&tensors)?);
+        }
         let mut words = words.drain(..);
         let mut actions = vec![];
         for (rank, views) in self.parts(views)? {

@@ -148,7 +148,8 @@ fn replicas_on_several_devices_have_the_bits_of_one() {
     m.ok(&format!("{one} --devices cpu"));
 }
 
-/// The policy gives the same results on any device, also with several ranks.
+/// The policy gives the same results on any device, also with several ranks, whose policies may be
+/// on several devices, and may be resumed on others.
 #[test]
 fn a_policy_is_the_same_on_any_device() {
     let m = with_images();
@@ -161,6 +162,12 @@ fn a_policy_is_the_same_on_any_device() {
     assert_same(&run("second", "--policy-device cpu:1"), &first, "the second device");
     let ranks = run("ranks", "--ranks 2");
     assert_same(&run("ranks-2", "--ranks 2 --policy-device cpu:1"), &ranks, "over ranks");
+    let apart = "--ranks 2 --policy-device cpu:1,cpu:0";
+    assert_same(&run("apart", apart), &ranks, "each rank on a device");
+    let stopped = format!("{PPO} --devices cpu,cpu:1 --run-dir stopped {apart}");
+    assert_eq!(m.run(&format!("{stopped} --stop-after 7")).code, Some(3));
+    m.ok("train --resume stopped --policy-device cpu:0,cpu:1 --quiet");
+    assert_same(&outcome(&m, "stopped"), &ranks, "resumed on the devices in another order");
 }
 
 /// `eval` and `control eval` give the same results on any device.
@@ -199,6 +206,10 @@ fn invalid_devices_are_refused_before_the_run() {
         &["`policy-device`: got cpu:2", "cpu, cpu:1"],
     );
     refused("--policy-device cpu:1", &["`policy-device`: got cpu:1"]);
+    refused(
+        "--devices cpu,cpu:1 --policy-device cpu,cpu:1",
+        &["`policy-device`: got cpu,cpu:1, expected one device", "several `ranks`"],
+    );
     refused("--device-memory 0", &["`device-memory`: got 0, expected at least 1"]);
     refused("--device-memory lots", &["lots", "64MiB"]);
     refused("--device-memory -1", &["--device-memory"]);

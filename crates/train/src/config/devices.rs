@@ -1,4 +1,4 @@
-//! Devices of a run: one for each env or for each rank with a replica, and one for the policy.
+//! Devices of a run: one for each env or for each rank with a replica, and those of the policy.
 
 use std::collections::HashSet;
 
@@ -15,30 +15,29 @@ pub(crate) struct Devices {
     /// The device of each rank, if ranks are threads that train one host; empty otherwise. The
     /// device of rank 0 is that of the env.
     pub(crate) of_ranks: Vec<DeviceId>,
-    /// The device of the policy.
-    pub(crate) policy: DeviceId,
+    /// The device of the policy of each rank; one device if one policy decides for all envs.
+    pub(crate) of_policies: Vec<DeviceId>,
 }
 
 impl Devices {
     /// Distributes the envs over the listed devices, in order and as evenly as possible; the first
     /// devices get one more where needed (5 over 2 is 3, 2). With ranks that are threads and train
     /// one host, the ranks are distributed in place of the envs. The policy is on its named device,
-    /// or else on the first.
+    /// or else on the first; policies of ranks that are threads are distributed over their devices.
     ///
     /// # Errors
-    /// An empty list, an unknown name, a device listed twice, more devices than envs or ranks, or a
-    /// policy device that is not listed.
+    /// An empty list, an unknown name, a device listed twice, more devices than envs, ranks or
+    /// policies, or a policy device that is not listed.
     pub(crate) fn assign(config: &TrainConfig) -> Result<Self> {
         let TrainConfig { envs, policy_device, .. } = config;
-        let parse = |name: &String| Ok(name.trim().parse::<DeviceId>()?);
-        let listed: Vec<DeviceId> = config.devices.iter().map(parse).collect::<Result<_>>()?;
+        let parse = |name: &str| Ok(name.trim().parse::<DeviceId>()?);
+        let listed = config.devices.iter().map(|name| parse(name)).collect::<Result<Vec<_>>>()?;
         let wrong =
             |expected: String| Err(Error::value("devices", config.devices.join(","), expected));
         let Some(&first) = listed.first() else {
             return wrong("at least one device, such as cpu".into());
         };
-        let mut seen = HashSet::new();
-        if let Some(twice) = listed.iter().find(|id| !seen.insert(**id)) {
+        if let Some(twice) = listed_twice(&listed) {
             return wrong(format!("each device once, and {twice} is listed twice"));
         }
         let ranks = config.replica_threads();
@@ -46,30 +45,70 @@ impl Devices {
         if listed.len() > parts {
             return wrong(format!("at most {parts}, a device for each {name}"));
         }
-        let policy = policy_device.as_ref().map_or(Ok(first), parse)?;
-        if !listed.contains(&policy) {
-            let names: Vec<String> = listed.iter().map(DeviceId::to_string).collect();
-            let expected = format!("one of the `devices`: {}", names.join(", "));
-            return Err(Error::value("policy-device", policy, expected));
+        let names = policy_device.iter().flat_map(|names| names.split(','));
+        let mut policies = names.map(parse).collect::<Result<Vec<_>>>()?;
+        if policies.is_empty() {
+            policies.push(first);
         }
-        let (each, longer) = (parts / listed.len(), parts % listed.len());
-        let dealt = listed.iter().enumerate();
-        let dealt: Vec<DeviceId> =
-            dealt.flat_map(|(i, id)| vec![*id; each + usize::from(i < longer)]).collect();
+        check_policies(config, &policies, &listed)?;
+        let of_policies = distribute(config.policy_ranks(), &policies);
+        let dealt = distribute(parts, &listed);
         Ok(match ranks {
-            0 => Self { of_envs: dealt, of_ranks: vec![], policy },
-            _ => Self { of_envs: vec![first; *envs], of_ranks: dealt, policy },
+            0 => Self { of_envs: dealt, of_ranks: vec![], of_policies },
+            _ => Self { of_envs: vec![first; *envs], of_ranks: dealt, of_policies },
         })
     }
 
     /// One env, with the policy on the same device.
     pub(crate) fn one(device: DeviceId) -> Self {
-        Self { of_envs: vec![device], of_ranks: vec![], policy: device }
+        Self { of_envs: vec![device], of_ranks: vec![], of_policies: vec![device] }
     }
 
     /// The devices of all envs and ranks.
     pub(crate) fn all(&self) -> impl Iterator<Item = DeviceId> {
         self.of_envs.iter().chain(&self.of_ranks).copied()
+    }
+}
+
+/// Distributes parts over devices, in order and as evenly as possible.
+fn distribute(parts: usize, devices: &[DeviceId]) -> Vec<DeviceId> {
+    let (each, longer) = (parts / devices.len(), parts % devices.len());
+    let counts = devices.iter().zip((0..).map(|i| each + usize::from(i < longer)));
+    counts.flat_map(|(id, count)| vec![*id; count]).collect()
+}
+
+/// The first device that is there before.
+fn listed_twice(ids: &[DeviceId]) -> Option<DeviceId> {
+    let mut seen = HashSet::new();
+    ids.iter().copied().find(|id| !seen.insert(*id))
+}
+
+/// Checks the devices that `policy-device` names: each once, all of them `listed` as devices of the
+/// run, and several only for the policies of several ranks that are threads. These are of one kind,
+/// because the policies stay equal bit for bit, and kinds round differently.
+fn check_policies(config: &TrainConfig, ids: &[DeviceId], listed: &[DeviceId]) -> Result<()> {
+    let names = |ids: &[DeviceId], separator: &str| {
+        ids.iter().map(DeviceId::to_string).collect::<Vec<_>>().join(separator)
+    };
+    let wrong = |expected: String| Err(Error::value("policy-device", names(ids, ","), expected));
+    if ids.iter().any(|id| !listed.contains(id)) {
+        return wrong(format!("one of the `devices`: {}", names(listed, ", ")));
+    }
+    if let Some(twice) = listed_twice(ids) {
+        return wrong(format!("each device once, and {twice} is listed twice"));
+    }
+    let is_cpu = |id: &DeviceId| matches!(id, DeviceId::Cpu(_));
+    if ids.iter().any(|id| is_cpu(id) != is_cpu(&ids[0])) {
+        return wrong("devices of one kind, all cpu or all cuda, which round equally".into());
+    }
+    let policies = if config.comm.is_processes() { 1 } else { config.policy_ranks() };
+    match (ids.len(), policies) {
+        (1, _) => Ok(()),
+        (_, 1) => wrong(
+            "one device; several are for the policies of several `ranks` that are threads".into(),
+        ),
+        (got, ranks) if got > ranks => wrong(format!("at most {ranks}, a device for each rank")),
+        _ => Ok(()),
     }
 }
 
@@ -108,7 +147,7 @@ mod tests {
 
     use super::*;
     use crate::config::ConfigLayer;
-    use crate::settings::CommKind;
+    use crate::settings::{CommKind, ControllerKind};
 
     /// Ranks that train one host are distributed like envs, on devices of any number.
     #[test]
@@ -126,7 +165,8 @@ mod tests {
             Devices::assign(&TrainConfig::resolve(ConfigLayer::default(), flags)?)
         };
         let three = of(&["cpu", "cpu:3"], 3, CommKind::Threads).unwrap();
-        assert_eq!((three.of_envs, three.of_ranks, three.policy), (vec![a], vec![a, a, b], a));
+        assert_eq!((three.of_envs, three.of_ranks), (vec![a], vec![a, a, b]));
+        assert_eq!(three.of_policies, [a], "ranks that train one host have one policy");
         assert_eq!(of(&["cpu:3"], 2, CommKind::Threads).unwrap().of_ranks, [b, b]);
         let error = of(&["cpu", "cpu:3", "cpu:1"], 2, CommKind::Threads).unwrap_err().to_string();
         assert!(error.contains("at most 2, a device for each rank"), "{error}");
@@ -174,9 +214,41 @@ mod tests {
         let [a, b, c] = [0, 1, 7].map(DeviceId::Cpu);
         assert_eq!(devices(&["cpu"], None, 3).unwrap().of_envs, [a; 3]);
         let five = devices(&["cpu:0", " cpu:1"], Some("cpu:1"), 5).unwrap();
-        assert_eq!((five.of_envs, five.policy), (vec![a, a, a, b, b], b));
+        assert_eq!((five.of_envs, five.of_policies), (vec![a, a, a, b, b], vec![b]));
         let three = devices(&["cpu:7", "cpu:1", "cpu"], None, 4).unwrap();
-        assert_eq!((three.of_envs, three.policy), (vec![c, c, b, a], c));
+        assert_eq!((three.of_envs, three.of_policies), (vec![c, c, b, a], vec![c]));
+    }
+
+    /// The policies of ranks that are threads are distributed like envs.
+    #[test]
+    fn policies_of_ranks_are_dealt_out_evenly() {
+        let [a, b] = [0, 1].map(DeviceId::Cpu);
+        let of = |policy: &str, ranks: usize, comm: CommKind| {
+            let flags = ConfigLayer {
+                devices: Some(["cpu", "cpu:1", "cuda:0"].map(str::to_owned).to_vec()),
+                policy_device: Some(Some(policy.into())),
+                controller: Some(ControllerKind::Ppo),
+                ranks: Some(Some(ranks)),
+                comm: Some(comm),
+                envs: Some(6),
+                ..ConfigLayer::default()
+            };
+            Devices::assign(&TrainConfig::resolve(ConfigLayer::default(), flags)?)
+        };
+        assert_eq!(of("cpu:1, cpu", 3, CommKind::Threads).unwrap().of_policies, [b, b, a]);
+        assert_eq!(of("cpu:1", 2, CommKind::Threads).unwrap().of_policies, [b, b]);
+        for (policy, ranks, comm, words) in [
+            ("cpu,cpu:1", 1, CommKind::Threads, "expected one device; several are for"),
+            ("cpu,cpu:1", 2, CommKind::Mpi, "expected one device; several are for"),
+            ("cpu,cpu", 2, CommKind::Threads, "cpu is listed twice"),
+            ("cpu,cpu:2", 2, CommKind::Threads, "one of the `devices`: cpu, cpu:1, cuda:0"),
+            ("cpu,cuda:0", 2, CommKind::Threads, "all cpu or all cuda"),
+            ("cpu,", 2, CommKind::Threads, "`` is not a device"),
+        ] {
+            let error = of(policy, ranks, comm).unwrap_err();
+            assert!(error.to_string().contains(words), "{policy}: {error}");
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
     }
 
     #[test]

@@ -330,7 +330,8 @@ settings! {
         /// Winograd's minimal filtering for 3×3 convolutions whose channels are multiples of 8, on
         /// CPUs: fewer multiplications, larger rounding errors. off: direct convolution.
         winograd: Switch = same(Switch(true)), unit("on|off"), since(7, "off"), of_learner();
-        /// Device of the policy, one of --devices.
+        /// Device of the policy, one of --devices. With --ranks a list, over which the policies of
+        /// the ranks are distributed.
         policy_device: Option<String> = absent("the first device"),
             unit("DEVICE"), scope(SettingScope::Process), on_resume();
         /// Memory limit of each device, such as 64MiB.

@@ -184,7 +184,7 @@ impl<'a> Training<'a> {
         let names = ResolvedNames::resolve(&plan.first, OtherInputs::default(), Hosts::Fresh)?;
         let (devices, envs) = (&names.devices, 0..plan.request.envs);
         let devices = OpenDevices::open(devices, envs, &plan.first.device_options(None))?;
-        let stream = devices.policy_device().stream("policy");
+        let stream = devices.of_policies()[0].stream("policy");
         let policy = SharedPolicy::new(plan.policy(&stream, Learning::On)?);
         let state = match folder.read_state()? {
             None => TrainingState { round: 0, transitions: 0, policy: policy.save_learned()? },

@@ -30,7 +30,7 @@ pub(crate) struct OpenDevices {
     /// Range of this process's envs.
     envs: Range<usize>,
     /// Distinct devices of these envs, in the order of their first env; then those of ranks with a
-    /// replica, and the policy's device, if it is not one of them.
+    /// replica, and those of policies, if they are not among them.
     devices: Vec<Device>,
     /// Device of each of these envs, as an index into `devices`.
     pub(super) device_of: Vec<usize>,
@@ -39,15 +39,15 @@ pub(crate) struct OpenDevices {
     rank_devices: Vec<usize>,
     /// Stream of each of these envs.
     streams: Vec<Stream>,
-    /// Device of the policy, as an index into `devices`.
-    policy: usize,
+    /// Device of the policy of each rank, as an index into `devices`.
+    policies: Vec<usize>,
     /// Whether memory is limited, so that an allocation may have to wait.
     capped: bool,
     trace: Option<Trace>,
 }
 
 impl OpenDevices {
-    /// Opens the devices of this process's envs and of the policy. `placed` has all envs of the
+    /// Opens the devices of this process's envs and of its policies. `placed` has all envs of the
     /// run.
     ///
     /// # Errors
@@ -72,15 +72,16 @@ impl OpenDevices {
         let device_of = ids[envs.clone()].iter().map(|id| open(*id)).collect::<Result<Vec<_>>>()?;
         let ranks = placed.of_ranks.iter();
         let rank_devices = ranks.map(|id| open(*id)).collect::<Result<Vec<_>>>()?;
-        let policy = open(placed.policy)?;
+        let policies = placed.of_policies.iter();
+        let policies = policies.map(|id| open(*id)).collect::<Result<Vec<_>>>()?;
         let stream = |(env, &at): (usize, &usize)| devices[at].stream(&format!("env {env}"));
         let streams = envs.clone().zip(&device_of).map(stream).collect();
         let (ids, trace, capped) =
             (ids.clone(), options.trace.clone(), options.memory_limit.is_some());
-        Ok(Self { ids, envs, devices, device_of, rank_devices, streams, policy, capped, trace })
+        Ok(Self { ids, envs, devices, device_of, rank_devices, streams, policies, capped, trace })
     }
 
-    /// The devices of a run with the first `count` of these envs, and with this policy's device.
+    /// The devices of a run with the first `count` of these envs, and of its policies.
     pub(crate) fn of_first_envs(&self, count: usize) -> Self {
         let mut first = self.clone();
         first.ids.truncate(count);
@@ -100,9 +101,9 @@ impl OpenDevices {
         self.envs().zip(&self.streams)
     }
 
-    /// The device of the policy.
-    pub(crate) fn policy_device(&self) -> &Device {
-        &self.devices[self.policy]
+    /// The device of the policy of each rank.
+    pub(crate) fn of_policies(&self) -> Vec<Device> {
+        self.policies.iter().map(|device| self.devices[*device].clone()).collect()
     }
 
     /// The distinct devices of envs and policy.
@@ -123,10 +124,11 @@ impl OpenDevices {
         }
     }
 
-    /// Whether ranks of this process that train one host are on different devices: their exchanges
-    /// pass through host memory.
+    /// Whether ranks of this process that train one host, or one policy, are on different devices:
+    /// their exchanges pass through host memory.
     pub(crate) fn are_ranks_apart(&self) -> bool {
-        self.rank_devices.windows(2).any(|pair| pair[0] != pair[1])
+        let are_apart = |devices: &[usize]| devices.windows(2).any(|pair| pair[0] != pair[1]);
+        are_apart(&self.rank_devices) || are_apart(&self.policies)
     }
 
     /// The devices of all envs of the run, in the order of their first env; then those of ranks

@@ -7,7 +7,7 @@ use meristem_control::{
     Controller, EnvController, EnvControllers, Heuristic, Learning, PolicyDomain, Ppo, PpoGroup,
     PpoOptions,
 };
-use meristem_device::Stream;
+use meristem_device::{Device, Stream};
 use meristem_nn::safetensors;
 
 use crate::error::{Error, Result};
@@ -34,7 +34,8 @@ pub(crate) enum AnyController {
 
 impl AnyController {
     /// The controller of a run with `train_samples` training images, for the envs of this process.
-    /// A policy computes on `stream`. `own` is the controller of the program, if any.
+    /// The policy of a rank computes on its element of `policy_devices`. `own` is the controller of
+    /// the program, if any.
     ///
     /// # Errors
     /// An unreadable or unfit script, an unfit policy, out of memory; an external controller
@@ -42,11 +43,14 @@ impl AnyController {
     pub(crate) fn new(
         setup: &Setup,
         train_samples: usize,
-        stream: &Stream,
+        policy_devices: &[Device],
         own: Option<OwnController>,
         world: &mut World,
     ) -> Result<Self> {
         let config = &setup.config;
+        let only = |learning: Learning| {
+            policy(setup, &policy_devices[0].stream("policy"), learning, train_samples)
+        };
         if own.is_some() && config.controller != ControllerKind::External {
             let expected = "external, because the program brings a controller";
             return Err(Error::value("controller", &config.controller, expected));
@@ -76,22 +80,17 @@ impl AnyController {
             ControllerKind::Ppo if config.policy_ranks() > 1 => {
                 let members = world.members(config.policy_ranks(), &config.comm_options())?;
                 let of_member = |member: &Communicator| {
-                    let stream = stream.device().stream(&format!("policy {}", member.rank()));
+                    let rank = member.rank();
+                    let stream = policy_devices[rank].stream(&format!("policy {rank}"));
                     policy(setup, &stream, Learning::On, train_samples)
                 };
                 let policies = members.iter().map(of_member).collect::<Result<_>>()?;
                 let group = PpoGroup::new(policies, members, &config.exchange.method.options())?;
                 Ok(Self::Group(Box::new(group)))
             }
-            ControllerKind::Ppo => {
-                Ok(Self::Policy(Box::new(policy(setup, stream, Learning::On, train_samples)?)))
-            }
-            ControllerKind::Policy(_) => {
-                deciding(Box::new(policy(setup, stream, Learning::Off, train_samples)?))
-            }
-            ControllerKind::Greedy(_) => {
-                deciding(Box::new(policy(setup, stream, Learning::Greedy, train_samples)?))
-            }
+            ControllerKind::Ppo => Ok(Self::Policy(Box::new(only(Learning::On)?))),
+            ControllerKind::Policy(_) => deciding(Box::new(only(Learning::Off)?)),
+            ControllerKind::Greedy(_) => deciding(Box::new(only(Learning::Greedy)?)),
         }
     }
 

@@ -79,8 +79,14 @@ impl Cells {
         let seeds = names.policy.as_ref().map_or(vec![], |policy| policy.seeds.clone());
         let setup = Setup::new(&run, names, self.info.clone())?;
         // The checks do not depend on the number of images.
-        let (samples, stream) = (self.info.train_len, &self.devices.streams()[0]);
-        AnyController::new(&setup, samples, stream, None, &mut World::alone())?;
+        let samples = self.info.train_len;
+        AnyController::new(
+            &setup,
+            samples,
+            &self.devices.of_policies(),
+            None,
+            &mut World::alone(),
+        )?;
         Ok(seeds)
     }
 

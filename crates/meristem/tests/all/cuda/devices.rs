@@ -116,6 +116,38 @@ fn a_run_uses_several_gpus() {
     assert!(m.path("two-1/summary.json").exists());
 }
 
+/// The policies of two ranks, each on a GPU, have the bits of policies on one GPU, in any order of
+/// the GPUs, and go on after a kill. What they exchange passes through host memory, which a warning
+/// says.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn policies_of_ranks_are_on_several_gpus() {
+    let m = with_images();
+    let of = |arguments: &str, seed: &str| {
+        let mut command = m.command();
+        command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed);
+        command_output(output(command.env("MERISTEM_STANDIN_DEVICES", "2")))
+    };
+    let two = format!("{PPO} --devices cuda:0,cuda:1 --ranks 2 --checkpoint-every 1");
+    let said = of(&format!("{two} --run-dir one"), "1");
+    // A machine with one GPU.
+    if said.stderr.contains("there is no CUDA device 1") {
+        return;
+    }
+    assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+    let expected = outcome(&m, "one");
+    for seed in ["1", "2"] {
+        let apart = format!("{two} --policy-device cuda:1,cuda:0 --run-dir apart-{seed}");
+        let said = of(&format!("{apart} --stop-after 4"), seed);
+        assert_eq!(said.code, Some(3), "{}{}", said.stdout, said.stderr);
+        let flat = said.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(flat.contains("threads on several devices"), "{}", said.stderr);
+        let said = of(&format!("train --resume apart-{seed} --quiet"), seed);
+        assert_eq!(said.code, Some(0), "{}{}", said.stdout, said.stderr);
+        assert_same(&outcome(&m, &format!("apart-{seed}")), &expected, "a GPU for each policy");
+    }
+}
+
 /// Ranks that are threads, each on a GPU, have the bits of ranks on one GPU, in any order of the
 /// GPUs. What they exchange passes through host memory, which a warning says.
 #[test]

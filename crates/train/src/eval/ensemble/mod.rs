@@ -179,7 +179,8 @@ impl Ensemble {
     ) -> Result<Self> {
         let options = DeviceOptions { threads: config.threads, ..DeviceOptions::default() };
         let of_envs = vec![config.device; weights.len()];
-        let placed = Devices { of_envs, of_ranks: vec![], policy: config.device };
+        let of_policies = vec![config.device];
+        let placed = Devices { of_envs, of_ranks: vec![], of_policies };
         let devices = OpenDevices::open(&placed, 0..weights.len(), &options)?;
         let files = cache::files(dataset)?;
         let datasets = devices.load(&files, config.split, Residency::Resident)?;

@@ -115,9 +115,8 @@ impl PreparedRun {
         setup.try_weights(&devices.streams()[0])?;
         let mut resources = Resources::new(devices, &setup, splits, world)?;
         resources.loss = loss;
-        let stream = resources.devices.policy_device().stream("policy");
-        let controller =
-            AnyController::new(&setup, resources.train_samples, &stream, custom.controller, world)?;
+        let (samples, devices) = (resources.train_samples, resources.devices.of_policies());
+        let controller = AnyController::new(&setup, samples, &devices, custom.controller, world)?;
         memory::check_parameters(&setup, &resources)?;
         if setup.config.device_memory.is_some() {
             memory::try_envs(&setup, &resources)?;
