@@ -7,7 +7,8 @@ use crate::common::runs::outcome;
 use crate::resume::{Moment, killed_at};
 
 const RUN: &str = "train --dataset mnist1d --host conv1d:4,8 --steps 9 --batch 32 --birth joint \
-                   --control-split 0.2 --min-training-steps 1 --max-gap 50 --quiet";
+                   --max-batches 25 --control-split 0.2 --min-training-steps 1 --max-gap 50 \
+                   --quiet";
 
 /// Settings of the members, beside those of the run.
 const MEMBERS: [&[(&str, &str)]; 11] = [

@@ -104,8 +104,9 @@ fn assert_ended(m: &Meristem, run: &str, status: &str, context: &str) {
     assert_eq!(summary["steps"], steps, "{context}: an event for each step");
 }
 
-/// The oldest and the newest version resume to the end. Of the others, whose steps are those of
-/// the newest once they are read, each run makes a step; the policy a whole round with its update.
+/// The oldest and the newest version resume to the end. Of each other version, whose steps are
+/// those of the newest once they are read, every second run makes a step, the policy a whole round
+/// with its update; the next version has the other runs.
 #[test]
 fn runs_of_every_version_resume() {
     let versions = versions();
@@ -122,7 +123,9 @@ fn runs_of_every_version_resume() {
             ends_with(code, m.command().env("MERISTEM_ISA", "portable"), &arguments, version);
             assert_ended(&m, run, status, &format!("{version}, {run} {flags}"));
         };
-        for (run, state, steps) in runs(&m) {
+        let resumed = runs(&m).into_iter().enumerate();
+        let resumed = resumed.filter(|(kind, _)| whole || (kind + number) % 2 == 0);
+        for (_, (run, state, steps)) in resumed {
             let made = if run == "ppo" { 3 } else { 1 };
             if state == "complete" {
                 portable(&m, &format!("train --resume {run} --quiet"), version);
