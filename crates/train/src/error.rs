@@ -47,7 +47,7 @@ pub enum Error {
     /// A source of blueprints is unusable.
     #[error("blueprints {}: {message}", path.display())]
     Blueprints {
-        /// Path of the file, or `standard`.
+        /// Path of the file, or `standard` or `vectors`.
         path: PathBuf,
         /// Description of the problem, with its place in the file.
         message: String,

@@ -69,8 +69,8 @@ pub(super) fn races(id: DeviceId) -> Verdict {
     Ok(format!("{} launches on {STREAMS} streams, no races", device.counts().launches))
 }
 
-/// Runs the program: every step writes the state to a temporary, which another stream reads after
-/// the temporary was dropped.
+/// Runs the program. Every step computes a temporary from the state of an env. Another stream sums
+/// the temporary, and may read it after the host thread has dropped it.
 fn run(device: &Device, streams: usize) -> Result<Vec<Vec<u8>>, Fault> {
     let streams: Vec<Stream> = (0..streams).map(|i| device.stream(&format!("env {i}"))).collect();
     let side = device.stream("sums");

@@ -152,7 +152,7 @@ impl Progress {
         };
         let before = self.arriving.take_if(|arriving| !same(arriving));
         if let Some((last, arrived)) = before {
-            // Fewer envs than known are in training, as after a resume.
+            // Fewer envs than `trained` are in training, as after a resume.
             self.trained = arrived;
             self.complete_step(&last);
         }

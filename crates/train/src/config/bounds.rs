@@ -78,8 +78,8 @@ fn every_stated_bound_is_accepted_and_nothing_beyond_it() {
     }
 }
 
-/// The `config.toml` of a run has every setting, with the value that the run uses, except for the
-/// step after which one process stops.
+/// The `config.toml` of a run has every setting with a range, with the value that the run uses,
+/// except `stop_after`, which is left out.
 #[test]
 fn a_bound_is_written_as_it_was_read() {
     for setting in all().iter().filter(|setting| setting.key != "stop_after") {

@@ -32,7 +32,7 @@ pub(super) const WHOLE_MAX: u64 = i64::MAX as u64;
 /// Maximum number of ranks.
 pub(super) const RANKS_MAX: u64 = 64;
 
-/// Maximum gradient norm of a host.
+/// Maximum gradient norm of a host and of each module.
 pub(super) const CLIP_NORM: f32 = 1.0;
 
 /// Default of the hyperparameter `flag` with each optimiser, such as `0.01 with sgd; 0.0001 with

@@ -53,8 +53,9 @@ pub(super) fn described(host: impl AsRef<str>) -> Result<String> {
     Ok(if is_file(host) { read_host(host)?.description().into() } else { host.into() })
 }
 
-/// Replaces the path of a host by its description, and the path of weights by an absolute one, so
-/// that the settings mean the same in every working directory.
+/// Replaces the path of a host by its description, and the paths of initial weights and of a
+/// controller's script by absolute ones, so that the settings mean the same in every working
+/// directory.
 ///
 /// # Errors
 /// An unreadable host; a path whose absolute form is not UTF-8.
@@ -73,7 +74,7 @@ pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
     if let Some(init) = member.get("init").map(str::to_owned) {
         replace(member, "init", absolute_text("init", Path::new(&init))?)?;
     }
-    // Another value is an error when the settings are checked.
+    // A text that is not a controller is refused later, when the settings are checked.
     let controller = member.get("controller").and_then(|text| text.parse().ok());
     if let Some(mut controller @ ControllerKind::Fixed(_)) = controller {
         if let Some(path) = controller.path_mut() {
@@ -172,8 +173,8 @@ impl TrainConfig {
         self.places.unwrap_or(usize::MAX)
     }
 
-    /// Upper limit of the steps of a round: those of the members, one after the other in each
-    /// place.
+    /// Upper limit of the steps of a round. In each place the members train one after the other,
+    /// each for `steps` steps.
     pub(crate) fn steps_of_round(&self) -> usize {
         let turns = self.places.map_or(1, |places| self.members_len().div_ceil(places));
         self.steps.saturating_mul(turns)
@@ -231,7 +232,7 @@ impl TrainConfig {
         self.controllers().iter().any(|controller| *controller != ControllerKind::None)
     }
 
-    /// The settings of each member, and at least the run's.
+    /// The settings of each member; in a run without members, only the settings of the run.
     pub(crate) fn of_members(&self) -> Vec<Self> {
         match &self.members {
             None => vec![self.clone()],

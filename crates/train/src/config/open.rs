@@ -23,8 +23,8 @@ impl TrainConfig {
         self.control_split.unwrap_or_else(by_default)
     }
 
-    /// The slots that may grow: as set, else the first row of slots of a host of the family `cnn`,
-    /// and all slots of any other host.
+    /// The slots that may grow: as set, else the slots `r0…`, the first row in the family `cnn`, or
+    /// all slots of a host without such names.
     pub(crate) fn slots(&self) -> Vec<String> {
         self.slots.clone().unwrap_or_else(|| {
             let host = read_host(&self.host);

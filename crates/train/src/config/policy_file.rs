@@ -31,13 +31,13 @@ pub(crate) struct PolicyFile {
 }
 
 impl PolicyFile {
-    /// Reads the policy that the settings name, if they name one. If they name neither a policy nor
-    /// a width, the result is the shipped policy, provided that it fits a run with `slots` slots
-    /// and these blueprints.
+    /// Reads the policy that the settings name, if they name one. If they name no policy, no width,
+    /// and no form other than that of the shipped policy, the result is the shipped policy,
+    /// provided that `blueprints` are the standard ones and that it fits a run with `slots` slots.
     ///
     /// # Errors
-    /// [`Error::Value`]: the file is unreadable or has no policy, or its width differs from the
-    /// requested width.
+    /// [`Error::Value`]: the file is unreadable or has no policy, or its width or form differs from
+    /// the requested one.
     pub(crate) fn find(
         config: &TrainConfig,
         slots: usize,

@@ -6,8 +6,9 @@ use super::types::{CommKind, ControllerKind, PolicyStart, Switch};
 
 impl TrainConfig {
     /// The settings as written to the run folder. Open settings are filled in, paths are absolute,
-    /// and settings of a single process are left out. The unchanged file therefore starts a new run
-    /// from any working directory.
+    /// and `run_dir`, `trace`, `stop_after` and `end_members` are left out; other settings of one
+    /// process, such as `threads`, are included. The unchanged file therefore starts a new run from
+    /// any working directory.
     pub fn resolved_toml(&self) -> String {
         // Relative paths that cannot be made absolute were refused by `check_paths`.
         let written = self.with_absolute_paths().unwrap_or_else(|_| self.clone());

@@ -269,7 +269,9 @@ pub enum Event {
         /// one before this step. Null in the first step of an episode.
         cause_step: Option<usize>,
     },
-    /// An env failed too often without a snapshot in between, so the run ends with an error.
+    /// An env failed too often without a snapshot in between. The run ends with an error; in a run
+    /// with several members only the member of the env ends, unless the controller is a policy or a
+    /// program.
     Anomaly {
         /// Number of the env.
         env: usize,

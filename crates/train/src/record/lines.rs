@@ -25,8 +25,8 @@ pub(crate) struct Lines {
 }
 
 impl Lines {
-    /// Checks that no line is missing before event `seq`, `dropped` of which were never written. A
-    /// file that an earlier build began is not checked.
+    /// Checks that no line is missing before event number `seq`. Of the events before it, `dropped`
+    /// were never written. A file that an earlier build began is not checked.
     ///
     /// # Errors
     /// A description of the problem.

@@ -238,8 +238,8 @@ impl Resources {
         Ok(())
     }
 
-    /// Number of training samples from which the heuristic computes the maximum number of
-    /// parameters of an env: that of env 0 in a run with the env's settings.
+    /// Number of samples that env 0 would train on with the settings of `env`. From this number the
+    /// heuristic computes the maximum number of parameters of `env`.
     pub(crate) fn train_samples_of(&self, setup: &Setup, env: usize) -> usize {
         self.samples.train_len(&setup.member(env).config.sample_draw())
     }

@@ -143,7 +143,7 @@ impl Served {
     }
 
     /// Sets the sizes of the batches of some envs, given by their positions among the envs of the
-    /// process. All envs are selected then.
+    /// process. If a size changes, all envs of the process are selected.
     ///
     /// # Errors
     /// Device errors.

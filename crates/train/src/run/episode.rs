@@ -225,7 +225,7 @@ impl<'j> Episode<'_, 'j> {
             .collect()
     }
 
-    /// Seed of the round's host of an env.
+    /// Seed of the host of env `env` in this round.
     fn seed(&self, env: usize) -> u64 {
         let seed = self.setup.member(env).config.seed;
         // Round 0 uses the seed of the settings itself.

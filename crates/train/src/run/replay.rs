@@ -237,7 +237,8 @@ impl MemberChanges {
         self.begun.get(&member).map_or(0, |(step, _)| *step)
     }
 
-    /// The lineage of a member, from its last step back to the member that was no copy.
+    /// The lineage of a member, oldest part first: the steps of the member that was no copy, then
+    /// the steps after each copy, up to the last step of `member`.
     fn lineage(&self, member: usize) -> Result<Vec<Part>> {
         let steps = self.steps.saturating_sub(self.first_step(member)).min(self.steps_max);
         let (mut own, mut end) = (member, *self.ended.get(&member).unwrap_or(&steps));

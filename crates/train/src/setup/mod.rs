@@ -40,11 +40,12 @@ const NAMES_SHOWN: usize = 12;
 /// Padding of the random crop in pixels, as usual for images of 32 pixels.
 const CROP_PADDING: usize = 4;
 
-/// The settings of a new run, with the policy that it starts from and the policy's width filled in.
+/// The settings of a new run, with the policy that it starts from, and the width and form of that
+/// policy, filled in.
 ///
 /// # Errors
-/// An unknown name, unreadable weights, an unreadable policy, or a policy of another width than
-/// requested.
+/// An unknown name, unreadable weights, an unreadable policy, or a policy of another width or form
+/// than requested.
 pub fn with_policy(config: &TrainConfig) -> Result<TrainConfig> {
     Ok(ResolvedNames::of_new(config, OtherInputs::default())?.0)
 }
@@ -208,8 +209,8 @@ impl Setup {
     /// run: a copy follows the script of its origin, whatever happened to the file.
     ///
     /// # Errors
-    /// Settings that do not fit the run; [`Error::OtherInput`]: a file that has changed since the
-    /// run, before it was resumed, read it for the first time.
+    /// Settings that do not fit the run; [`Error::OtherInput`]: a file whose contents differ from
+    /// those that the run read before it was resumed.
     pub(crate) fn set_member(
         &mut self,
         number: usize,
@@ -355,15 +356,15 @@ impl Setup {
     /// The host of a checkpoint's topology, if it belongs to this env.
     ///
     /// # Errors
-    /// A damaged topology; another host, image shape or set of slots.
+    /// A damaged topology; another host, image shape, list of blueprints or set of slots.
     pub(crate) fn rebuild(&self, env: usize, topology: &Topology) -> Result<Host> {
         let member = self.member(env);
         let host = topology.rebuild(&self.blueprints, member.config.rules)?;
         let fresh = self.fresh_host(env)?;
         let names =
             |host: &Host| host.slots().iter().map(|slot| slot.name.clone()).collect::<Vec<_>>();
-        // A run that resumes without these files (`ResolvedNames::of_checkpoint`) cannot compare
-        // slots.
+        // A run that resumes without the files of initial weights or start topologies
+        // (`ResolvedNames::of_checkpoint`) cannot compare slots.
         let without_files = member.init.is_none() && member.config.init.is_some()
             || self.starts.is_empty() && self.config.start_topology.is_some();
         let same = host.first_spec() == fresh.first_spec()

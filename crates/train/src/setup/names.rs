@@ -40,8 +40,8 @@ pub(crate) enum Hosts {
     InProgress,
 }
 
-/// Files that were read, by path. Members may share a file; and a run that needs a file again gets
-/// the contents that it has read first.
+/// Files that were read, by path. Members may share a file. A file that is needed again is not read
+/// again: its first contents are used.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadFiles {
     weights: BTreeMap<PathBuf, Arc<Weights>>,
@@ -177,7 +177,8 @@ impl ResolvedNames {
         Ok((config, Self { policy, ..names }))
     }
 
-    /// Slots, blueprints and layers of the members with the most of them.
+    /// Slots of the member with the most slots, blueprints of the run, and widenable layers of the
+    /// member with the most such layers.
     pub(crate) fn domain(&self) -> PolicyDomain {
         let most = self.members.iter().map(|member| &member.slots).max_by_key(|slots| slots.len());
         let names = |slots: &Vec<SlotName>| slots.iter().map(SlotName::to_string).collect();

@@ -44,8 +44,8 @@ impl StepContext<'_, '_> {
 
     /// Whether a member whose training fails too often ends without ending the run. This is so in a
     /// run with other members, and in a run that trains some members of another run. It is not so
-    /// with a policy, which learns from all envs or from none, and with a program as controller,
-    /// which relies on all envs.
+    /// in several processes, with a policy, which learns from all envs or from none, and with a
+    /// program as controller, which relies on all envs.
     pub(super) fn ends_members(&mut self) -> bool {
         let decides =
             matches!(self.controller, AnyController::Envs(_) | AnyController::Deciding(_));

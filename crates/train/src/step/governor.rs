@@ -2,8 +2,8 @@
 //! Governor).
 //!
 //! Every env is checked ([`LossMonitor`]) after the read-back of a step and before any decision, by
-//! its control loss, or by its training loss without a control split. Both losses and all weights
-//! must be finite.
+//! its control loss or, if there is no control split, by its training loss. Both losses and all
+//! weights must be finite.
 //!
 //! **A rollback** restores the snapshot: the weights and statistics of the host and of its
 //! fossilized modules, bit for bit. Live modules are pruned, and the optimiser is reset. Earlier
@@ -24,7 +24,8 @@
 //! wider layer does not reset the count of failures. Too many failures without a snapshot in
 //! between end the run, because rolling back does not help, and so does an episode in which every
 //! step fails. The other envs end with it, because a policy learns from all envs or from none. In a
-//! run with members and without a policy only the member of the env ends.
+//! run with members, only the member of the env ends, unless the controller is a policy or a
+//! program.
 
 use meristem_control::{GovernorConfig, TrainingFailure};
 use meristem_grow::StageChange;

@@ -9,8 +9,8 @@
 //! - `decision` calls the controller and executes its actions. Before that, `visit` calls an
 //!   external controller with the envs.
 //!
-//! At the end `events` records the results, `width` widens networks whose further features are
-//! measured first, and `governor` takes the snapshots that are due.
+//! At the end `events` records the results, `width` widens the networks whose new features are
+//! initialised from measured gradients, and `governor` takes the snapshots that are due.
 //!
 //! The other modules:
 //!

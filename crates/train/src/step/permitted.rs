@@ -26,9 +26,9 @@ pub(crate) const SNAPSHOT: &str = "snapshot";
 /// Shapes of batches that every pass over a split may have: full batches, and a smaller last one.
 const SHAPES_MIN: u64 = 2;
 
-/// Copies of address tables in a pass. Each gathered batch needs a table, because the gather reads
-/// other samples. Envs and twins each have a graph for each shape of a batch, and a graph has two
-/// tables, which are copied once.
+/// Copies of address tables in a pass. The gather of each batch copies a table, because it reads
+/// other samples than the gather before. All envs together have a graph for each shape of a batch,
+/// and so have all twins; a graph has two tables, which are copied once.
 fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
     let graphs = 2 * pass.shapes.max(SHAPES_MIN);
     if device.has_graphs { pass.gathered + 2 * graphs } else { 0 }

@@ -50,7 +50,7 @@ impl Contender {
         [none, random, heuristic, ppo, "ppo@REWARD", policy, greedy, fixed, parameters, compute]
     };
 
-    /// Name of the contender's folder: its text form without the file.
+    /// The contender's text form without the file, for the name of its folder.
     pub(super) fn folder_name(&self) -> String {
         let text = self.to_string();
         text.split(':').next().unwrap_or_default().replace('@', "-")

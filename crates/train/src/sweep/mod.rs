@@ -26,7 +26,7 @@ use crate::error::{Error, Result};
 pub enum EndReason {
     /// Its score was not among those that go on after a rung.
     Rung,
-    /// Its best score was below the median of the others.
+    /// Its best score was below the median of the others' mean scores.
     Median,
     /// Its score did not improve for too long.
     Patience,
@@ -311,8 +311,8 @@ impl Sweep {
         all.filter(|planned| planned.steps == steps).map(change).collect()
     }
 
-    /// Ends the members that the setting `end_members` names, and returns the numbers of those that
-    /// were trained.
+    /// Ends the members that the setting `end_members` names. Returns the numbers of those that had
+    /// not ended before, also of members that wait for a place.
     ///
     /// # Errors
     /// [`Error::Value`]: a member that the run does not have.

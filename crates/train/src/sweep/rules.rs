@@ -90,7 +90,8 @@ fn log(n: usize, base: usize) -> u32 {
 
 /// The brackets of Hyperband (Li et al., "Hyperband: A Novel Bandit-Based Approach to
 /// Hyperparameter Optimization", JMLR 2018) with the members of each, in order. Bracket s has s
-/// rungs, and a share of the members in proportion to the paper's ⌈(s_max + 1) / (s + 1)⌉ R^s.
+/// rungs, or fewer if it has too few members, and a share of the members in proportion to the
+/// paper's ⌈(s_max + 1) / (s + 1)⌉ R^s.
 pub(super) fn brackets(
     members: usize,
     steps: usize,
@@ -147,8 +148,8 @@ pub(super) fn without_progress(sweep: &Sweep, patience: usize) -> Vec<usize> {
     stalled.map(|(number, _)| number).collect()
 }
 
-/// Members that copy another, and the member that each copies: the worst fifth, and one of the best
-/// fifth at random.
+/// Members that copy another, and the member that each copies. For each of the worst fifth one of
+/// the best fifth is drawn at random, and copied if its score is better.
 pub(super) fn exploited(sweep: &Sweep, seed: u64, steps: usize) -> Vec<(usize, usize)> {
     let mut ranked: Vec<(usize, f64)> =
         sweep.trained().map(|(number, member)| (number, member.score())).collect();

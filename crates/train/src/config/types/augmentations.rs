@@ -12,7 +12,7 @@ use crate::config::value::value_as_text;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Augmentations {
-    /// Random crop from the image padded by four pixels.
+    /// Random crop from the image padded by four pixels, or two if a side is below 8.
     pub crop: bool,
     /// Horizontal flip, half of the time.
     pub flip: bool,

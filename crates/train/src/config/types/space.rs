@@ -206,8 +206,8 @@ impl Space {
     }
 
     /// A member near `member`: each of its settings that the space has gets a value near its own
-    /// ([`Distribution::near`]). Unchanged are the settings that determine the weights and the
-    /// optimiser's state, and the settings to which a condition refers.
+    /// ([`Distribution::near`]). Unchanged are the settings in `KEPT_BY_COPIES`, and those to which
+    /// a condition refers.
     pub(crate) fn perturb(&self, member: &Member, random: &mut Rng) -> Member {
         let mut other = member.clone();
         let conditions = || self.0.iter().filter_map(|dimension| dimension.condition.as_ref());
@@ -261,8 +261,8 @@ impl TryFrom<Form> for Space {
             Form::Table(Entries(table)) => {
                 let dimensions = table.iter().map(|(key, value)| of_table(key, value));
                 let mut dimensions = dimensions.collect::<Result<Vec<_>, _>>()?;
-                // TOML sorts keys. Dimensions with a condition come last, because a condition in a
-                // table refers to a dimension without a condition.
+                // TOML sorts keys. Dimensions with a condition come last, so that a condition on a
+                // dimension without one refers to an earlier dimension, as `new` requires.
                 dimensions.sort_by_key(|dimension| dimension.condition.is_some());
                 Self::new(dimensions)
             }

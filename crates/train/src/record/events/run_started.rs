@@ -81,7 +81,7 @@ pub struct RunStarted {
     pub threads: usize,
     /// Ranks that learn a policy or train a host together.
     pub ranks: usize,
-    /// Gradient exchange between the ranks.
+    /// Exchange of gradients or weights between the ranks.
     pub exchange: String,
     /// Seed of the run.
     pub seed: u64,

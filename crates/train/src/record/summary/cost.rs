@@ -73,11 +73,14 @@ fn process_peak() -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// Counts of the inner loop per training step. The inner loop gathers and trains one batch of one
-/// env after another. The first epoch of each process is excluded, because it allocates memory that
-/// later epochs reuse; so a run of one step counts nothing. All counts are zero unless there is a
-/// bug, with three exceptions: copies of streamed images to a device; on CUDA the addresses of each
-/// batch's samples; and the copies and waits of a loss that the program computes.
+/// Counts of the inner loop per training step, which is one batch of one env. The first epoch of
+/// each process is excluded, because it allocates memory that later epochs reuse; so a run of one
+/// step counts nothing. All counts are zero unless there is a bug, with these exceptions:
+///
+/// - copies of streamed images to a device, and on CUDA waits for their host buffers;
+/// - on CUDA, copies of the addresses of each batch's samples;
+/// - copies and waits for exchanges between replicas on several devices or in several processes;
+/// - the copies, waits and allocations of a loss that the program computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct HotPath {
     /// Number of training steps measured.

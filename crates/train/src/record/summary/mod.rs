@@ -156,7 +156,8 @@ pub struct Summary {
     /// train together, without overhead of the transport; absent if there were none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchange_bytes: Option<u64>,
-    /// Number of completed rounds.
+    /// Number of rounds in [`Summary::round_results`]: the completed ones, and the round in which
+    /// the run was stopped, if it was stopped within a round.
     pub rounds: usize,
     /// Steps over all rounds. A step is one epoch of host training.
     pub steps: u64,
@@ -167,7 +168,8 @@ pub struct Summary {
     pub images: u64,
     /// Floating-point operations of training, over all envs, their twins and all rounds. A trained
     /// image counts as three evaluations (forward, and backward with respect to activations and to
-    /// weights), an image for running statistics as one.
+    /// weights), an image for running statistics as one. The batches that growth in width measures
+    /// count, too.
     #[serde(default)]
     pub training_flops: u64,
     /// Images trained per second of [`Summary::step_seconds_total`].
@@ -202,7 +204,7 @@ pub struct Summary {
     pub folds: Option<FoldSummary>,
     /// Results of the envs in the last round.
     pub envs: Vec<EnvSummary>,
-    /// Results of every round.
+    /// Results of every round, also of one that was cut short.
     pub round_results: Vec<RoundSummary>,
 }
 

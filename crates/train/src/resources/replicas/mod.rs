@@ -113,7 +113,8 @@ impl Replicas {
             ranks: comm.size(),
             comm: Some(comm),
             kind: config.exchange,
-            // With a sparse exchange statistics are always recomputed; `trainer` has the reason.
+            // Unless whole gradients are exchanged, statistics are always recomputed; `trainer` has
+            // the reason.
             statistics_batches: match config.statistics_batches {
                 0 if !config.exchange.sends_whole_gradients() => STATISTICS_BATCHES,
                 batches => batches,
@@ -222,9 +223,9 @@ impl Replicas {
     }
 
     /// Metrics of the epoch over all ranks. Losses and numbers of correct samples are sums over the
-    /// ranks; everything else is the leader's, and equal on all ranks, except gradient norms with a
-    /// sparse exchange, which are of the leader's own gradients. Measurements since the end of the
-    /// epoch are the leader's. One read-back.
+    /// ranks; everything else is the leader's, and equal on all ranks. Only gradient norms differ
+    /// between ranks if each rank clips its own gradient, as it does unless whole gradients are
+    /// exchanged. Measurements since the end of the epoch are the leader's. One read-back.
     ///
     /// # Errors
     /// [`Error::ReplicasDiffer`], or a device failure.

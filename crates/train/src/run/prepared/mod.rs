@@ -48,7 +48,8 @@ pub(crate) struct PreparedRun {
     /// Results of the envs whose members have ended in this round.
     ended_envs: Vec<EnvSummary>,
     searcher: Option<Box<dyn Searcher>>,
-    /// Store and constant parts of the checkpoints; among them the results of the completed rounds.
+    /// The store of the checkpoints, and the parts that all checkpoints of an episode share, such
+    /// as the results of earlier rounds.
     checkpoints: Checkpoints,
     /// Whether this process has completed a step.
     warm: bool,
@@ -189,7 +190,8 @@ impl PreparedRun {
         self.resources.devices.distinct()
     }
 
-    /// Checks that the names in the settings of a new run are names of its networks.
+    /// Checks that each pattern of parameter groups in the settings of a new run matches a
+    /// parameter.
     ///
     /// # Errors
     /// As [`Setup::check_param_groups`].
@@ -271,7 +273,7 @@ impl PreparedRun {
             Err(error) => (Status::Failed, Some(error.to_string())),
         };
         let own = MemorySummary::from_devices(self.resources.devices.distinct());
-        // A rank that has lost contact has only its own memory.
+        // If another rank cannot be reached, the summary has the memory of this rank only.
         let all = world.gather(own.clone()).unwrap_or_default();
         let memory = all.into_iter().reduce(MemorySummary::with).unwrap_or(own);
         let outcome = RunOutcome { status, error, memory };
@@ -282,8 +284,8 @@ impl PreparedRun {
         closed
     }
 
-    /// Runs the rounds from `next` on, with the saved `envs` if that is within a round, and writes
-    /// the policy and the export.
+    /// Runs the rounds from `next` on, and writes the policy and the export. If `next` is within a
+    /// round, the round continues with the saved `envs`.
     fn rounds(
         &mut self,
         folder: Option<&RunFolder>,
