@@ -207,7 +207,8 @@ impl Dataset {
         &self.info
     }
 
-    /// The split; `None` for a dataset made by [`Dataset::from_slices`].
+    /// The split; `None` for a dataset from memory ([`Dataset::from_slices`],
+    /// [`Dataset::from_values`]).
     pub fn split(&self) -> Option<Split> {
         self.split
     }

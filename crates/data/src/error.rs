@@ -32,7 +32,8 @@ pub enum Error {
         remedy: String,
     },
 
-    /// `next` was called before the first `start_epoch`.
+    /// `next` was called while no epoch is in progress: before the first `start_epoch`, or after a
+    /// call or an error that ended the epoch.
     #[error("gather: `next` was called before an epoch was started; call `start_epoch` first")]
     EpochNotStarted,
 

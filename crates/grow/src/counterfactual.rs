@@ -31,8 +31,8 @@ pub enum ModuleScope {
     All,
 }
 
-/// A configuration of the measured modules; modules outside the [`ModuleScope`] are always on. The
-/// numbers of `SoloOff`, `SoloOn` and `Pair` are slot indices; those of a pair are in ascending
+/// A configuration of the measured modules; modules outside the [`ModuleScope`] keep their alpha.
+/// The numbers of `SoloOff`, `SoloOn` and `Pair` are slot indices; those of a pair are in ascending
 /// order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

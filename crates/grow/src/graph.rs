@@ -159,7 +159,8 @@ fn grow(
     Ok(mixed)
 }
 
-/// `sigmoid(FC1(ReLU(FC C→max(8, C/4)(gap x))))`, one value per sample.
+/// `sigmoid(linear₂(relu(linear₁(global_avg_pool(x)))))`, one value per sample: linear₁ has
+/// `max(8, C/4)` outputs, linear₂ has one.
 fn gate(b: &mut GraphBuilder, prefix: &str, x: NodeId) -> Result<NodeId> {
     let hidden = (b.dims(x).c / 4).max(8);
     let pooled = b.global_avg_pool(x);

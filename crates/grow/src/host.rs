@@ -26,9 +26,10 @@ use crate::spec::{HostSpec, MAX_PARAMETERS, SizedLayer, SlotName, TaskShape};
 /// A step is one epoch of training, then one action. [`Host::step`] opens it: it moves every alpha,
 /// counts ages, and advances pruned slots through embargo and reset.
 ///
-/// A module that blends over n steps therefore trains its first epoch with the curve's value at
-/// 1/n, and its n-th exactly at the target. At the next action `stage_steps` and `age_steps` are
-/// the numbers of epochs trained.
+/// A module that blends over n steps therefore trains its first epoch with alpha at the curve's
+/// value at 1/n, times the target, and its n-th exactly at the target. At an action, `stage_steps`
+/// is the number of epochs since the slot entered its stage, and `age_steps` since the module
+/// germinated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Host {
     spec: HostSpec,

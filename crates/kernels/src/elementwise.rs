@@ -168,7 +168,7 @@ pub struct ScaleChannels<'a> {
 
 isa_kernels! {
     /// Gradients of [`scale_channels`]: `dx = factor·dy·scale` and
-    /// `dscale[n][c] = factor·Σ_hw dy·x` (f32 sums of at most 64 terms, then pairwise by rows).
+    /// `dscale[n][c] = factor·Σ_hw dy·x` (f32 sums over 32 pixels, which are added in f64).
     pub fn scale_channels_backward(isa: Isa, shape: &BatchShape, of: &ScaleChannels<'_>, dy: &[f32],
                                    dx: GradOut<'_>, dscale: GradOut<'_>) {
         let ScaleChannels { x, scale, factor } = *of;
@@ -193,7 +193,8 @@ isa_kernels! {
 /// Channels whose sums are kept in registers at a time.
 const LANES: usize = 16;
 
-/// `to[c] (+)= factor·Σ_pixels a·b` for one image, in f64 partial sums of rows of 32 pixels.
+/// `to[c] (+)= factor·Σ_pixels a·b` for one image: f32 sums over 32 pixels, which are added in
+/// f64.
 #[inline(always)]
 fn channel_dots(a: &[f32], b: &[f32], to: &mut [f32], factor: f32, accumulate: bool) {
     let c = to.len();

@@ -21,8 +21,9 @@ pub(crate) const MOST: usize = 4 * PAD;
 
 /// A kernel over all pixels of an image for one block of channels.
 pub(crate) trait ChannelKernel {
-    /// Most registers of AVX-512 that hold the channels of a pixel at once: 1, 2 or 4. AVX2 has
-    /// twice as many of half the size.
+    /// Most registers of AVX-512 that hold the channels of a pixel at once: 1, 2 or 4. With 4, AVX2
+    /// has up to 8 registers of half the size; with 1 or 2 it has one. NEON has as many of a
+    /// quarter of the size.
     const AT_ONCE: usize = 1;
 
     /// Pixels that are computed alike one after the other, so that a register may hold several; 1

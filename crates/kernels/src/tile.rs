@@ -30,9 +30,10 @@
 //! kernel exists for each number of rows, and none computes a surplus row. The address of each row
 //! is formed once for U steps of the depth, which are unrolled.
 //!
-//! With at most 8 columns, half of a register of 16 lanes is empty. With AVX-512 such products take
-//! two elements of the depth at a time (`pairs`). A wide product of few rows divides its columns
-//! among idle workers (`columns`); no column depends on another, so the parts change no bit.
+//! With at most 8 columns, half of a register of 16 lanes is empty. With AVX-512, products of 5 to
+//! 8 columns take two elements of the depth at a time (`pairs`). A wide product of few rows divides
+//! its columns among idle workers (`columns`); no column depends on another, so the parts change no
+//! bit.
 //!
 //! # Assumptions
 //! - B is padded to whole vectors ([`readable_cols`]) and lies in rows, panels or pairs

@@ -87,7 +87,7 @@ pub enum Error {
         /// Samples asked for.
         batch: usize,
     },
-    /// A plan was requested for sequences of different lengths.
+    /// A plan was requested for rows that are not a whole number of sequences.
     #[error("expected a whole number of sequences of {steps} steps, got {batch} rows")]
     Steps {
         /// Rows asked for.

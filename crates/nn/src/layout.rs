@@ -11,6 +11,7 @@
 //! | depthwise (g = in = out) | `[c, 1, kh, kw]` | `[kh][kw][pad(c)]` |
 //! | linear | `[out, in]` | `[in][pad(out)]` |
 //! | vector | `[c]` | `[c]` |
+//! | table of an embedding | `[entries, size]` | `[entries][size]` |
 //!
 //! Padding lanes are zero, and stay zero: their gradients are zero.
 
@@ -25,8 +26,9 @@ pub const fn padded(n: usize) -> usize {
     n.div_ceil(LANES) * LANES
 }
 
-/// Packing of one parameter: a list of rows, each of `width` values of which `used` are real. All
-/// layouts of the table are `[outer][rows][width]` with PyTorch strides per axis.
+/// Packing of one parameter: `[blocks][taps][inputs][width]`. The first `outputs` of each `width`
+/// values are elements of the parameter, the others padding. All layouts of the table are of this
+/// form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// Independent blocks (groups of a convolution).
@@ -157,10 +159,11 @@ pub struct ParamLayout {
     pub params: Vec<ParamPlace>,
     /// Per buffer, in the running statistics, or in the counters for a counter.
     pub buffers: Vec<ParamPlace>,
-    /// Per group whose optimiser [counts steps](crate::graph::OptimiserKind::counts_steps), the
-    /// counters of the group's parameters, in order.
+    /// Per group, the places of its parameters' step counters among its counters, in order; `None`
+    /// if its optimiser does not [count steps](crate::graph::OptimiserKind::counts_steps).
     pub steps: Vec<Option<std::ops::Range<usize>>>,
-    /// Per group with dropout, the counter of batches among the group's, the last of them.
+    /// Per group, the place of the count of batches for dropout, which is the last of its counters;
+    /// `None` without dropout.
     pub dropout: Vec<Option<usize>>,
 }
 

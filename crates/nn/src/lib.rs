@@ -4,7 +4,7 @@
 //! - [`layout`]: packed parameters and their places (F3); `init`: their first values.
 //! - [`plan`]: graph -> flat list of steps over one arena; backward derived when built.
 //! - [`ops`]: the operation of a step, as a value over typed operands that any backend can read.
-//! - [`kernels`]: pure functions over slices, one body per instruction set.
+//! - [`kernels`]: pure functions over slices, one body for all instruction sets.
 //! - [`network`]: a graph with its parameters, momentum and buffers on a stream: training and
 //!   evaluation steps, growth, metrics, weights in and out.
 //! - [`profile`]: the time that each step of a plan takes.

@@ -16,9 +16,10 @@ use crate::plan::{Phase, Plan, PlanMemory, PlanOptions, Space, SpaceUse};
 pub struct StepTime {
     /// Operation.
     pub op: StepOp,
-    /// Median time, in seconds.
+    /// Median over turns of the mean time of the turn's batches, in seconds.
     pub seconds: f64,
-    /// Additions and multiplications of convolutions and linear layers, done directly.
+    /// Additions and multiplications of convolutions and linear layers by the direct method, also
+    /// if Winograd's filtering computes them.
     pub flops: f64,
     /// Bytes that it reads and writes, each once; scratch is left out.
     pub bytes: usize,

@@ -55,7 +55,8 @@ pub enum Score {
     F1,
     /// [`ScoreKind::R2`].
     R2 {
-        /// [`target_squares`] for each sample: the variances of all outputs' targets, added up.
+        /// [`target_squares`] divided by the number of samples: the sum of the variances of all
+        /// outputs' targets.
         variance: f64,
     },
 }

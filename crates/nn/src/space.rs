@@ -36,8 +36,8 @@ pub enum Space {
     OptimiserState(GroupId),
     /// Running statistics of a group, f32.
     RunningStats(GroupId),
-    /// Batches counted by each batch norm of a group, the steps of its parameters, and in the
-    /// host's group the batches of dropout, i64.
+    /// Batches counted by each batch norm of a group, the steps of its parameters, and the batches
+    /// counted by its dropout layers, i64.
     Counters(GroupId),
     /// The n-th result, which the caller keeps.
     Output(usize),

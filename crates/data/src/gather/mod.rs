@@ -241,10 +241,10 @@ impl GatherBatches {
         served.ring.resize(capacity)
     }
 
-    /// Gives batches only to the envs that `is_selected` selects by number. Their samples are as
-    /// before. Ends the current epoch: call [`Self::start_epoch`] before [`Self::next`]. Allocates
-    /// the rings of envs that were not selected before, and frees the rings of envs that are no
-    /// longer selected.
+    /// Gives batches only to the envs that `is_selected` selects by number. The selection changes
+    /// no env's samples. Ends the current epoch: call [`Self::start_epoch`] before [`Self::next`].
+    /// Allocates the rings of envs that were not selected before, and frees the rings of envs that
+    /// are no longer selected.
     ///
     /// # Errors
     /// Out of memory.
@@ -295,8 +295,8 @@ impl GatherBatches {
 
     /// Begins any epoch, at any time. Copies to each device its permutations, and with streamed
     /// samples the first batch of each env, which are all loaded before any second batch; these
-    /// copies are counted. Does not wait for the device; see [`Self::next`] for streamed samples on
-    /// a CUDA device.
+    /// copies count in [`Device::counts`]. Does not wait for the device; see [`Self::next`] for
+    /// streamed samples on a CUDA device.
     ///
     /// # Errors
     /// Device errors.
@@ -339,10 +339,10 @@ impl GatherBatches {
     /// have different subsets; then they may be any envs, and the list may be empty.
     ///
     /// Enqueues the gathers, and with streamed samples a copy of the batch after this one for each
-    /// env, which is counted. Does not wait for the device, with one exception: for streamed
-    /// samples on a CUDA device it waits for the thread that reads them from their file, and for an
-    /// earlier copy of an env whose host buffers are all on their way, at most once for each copy.
-    /// Such a wait counts as a synchronisation.
+    /// env, which counts in [`Device::counts`]. Does not wait for the device, with one exception:
+    /// for streamed samples on a CUDA device it waits for the thread that reads them from their
+    /// file, and for an earlier copy of an env whose host buffers are all on their way, at most
+    /// once for each copy. Such a wait counts as a synchronisation.
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] if no epoch is in progress: before [`Self::start_epoch`], after

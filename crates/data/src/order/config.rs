@@ -56,7 +56,7 @@ pub struct OrderConfig {
     pub devices: Vec<DeviceId>,
     /// With [`EpochMode::Full`], the rank of each env, for the generator's stream (rule 3 of
     /// [`crate::order`]), in place of its rank among the envs of its device. The env then has the
-    /// order of the env with that rank in a run in which all envs are on one device.
+    /// order that the env with that rank has in a run with all envs on the device of this env.
     pub ranks: Option<Vec<usize>>,
     /// Batch and seed of each env in place of `batch_per_env` and `seed`, from which they may
     /// differ with [`EpochMode::Full`].

@@ -11,9 +11,10 @@
 //! 3. The generator is ChaCha with 8 rounds (`rand_chacha::ChaCha8Rng`). Its seed is
 //!    `seed_from_u64(seed + 1009 * device_index)`, and its stream is `set_stream(epoch + (rank <<
 //!    40))`; both sums wrap. `device_index` is 0 for `cpu` and `cuda`, and k for `cpu:k` and
-//!    `cuda:k`. `rank` is the rank of the group's first env among the envs of the device, from 0;
-//!    with `Dealt` it is always 0. Each epoch has its own stream, so an epoch is drawn without
-//!    drawing the epochs before it. The streams of two envs are disjoint for epochs below 2^40.
+//!    `cuda:k`. `rank` is the rank of the group's first env among the envs of the device, from 0,
+//!    unless [`OrderConfig::ranks`] gives it; with `Dealt` and without parts (rule 8) it is always
+//!    0. Each epoch has its own stream, so an epoch is drawn without drawing the epochs before it.
+//!    Groups of different ranks have different streams for epochs below 2^40.
 //! 4. `below(n)` is Lemire's unbiased draw. With x the generator's next u32 and m = x·n as u64, the
 //!    result is the upper half of m. If the lower half of m is less than `2^32 mod n`, x is drawn
 //!    again.

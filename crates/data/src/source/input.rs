@@ -96,7 +96,7 @@ pub(crate) struct Input<'a> {
     path: PathBuf,
     reader: Box<dyn Read + 'a>,
     offset: u64,
-    /// Exact for plain bytes, a bound for compressed ones.
+    /// Exact for plain bytes, a bound for compressed ones; no limit for [`Input::part`].
     len_max: u64,
     compressed: bool,
 }

@@ -49,9 +49,9 @@ impl Host {
         })
     }
 
-    /// Checks that a layer may get `by` further features: the slots that get wider with it are
-    /// empty, their blueprints still fit, and the host stays within `max_parameters` and
-    /// `max_macs`.
+    /// Checks that a layer may get `by` further features: `width_init` suits it, the slots that get
+    /// wider with it are empty, no blueprint becomes too large for a slot, and the host stays
+    /// within `max_parameters` and `max_macs`.
     ///
     /// # Errors
     /// [`LifecycleError::Widen`] with the reason.

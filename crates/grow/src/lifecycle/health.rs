@@ -13,9 +13,10 @@ const EXPLODING_NORM: f64 = 10.0;
 pub struct GradientHealth {
     /// `1 − .5·vanishing − .8·exploding`, clamped to `[0, 1]`.
     pub health: f64,
-    /// Share of tensors whose norm is below 1e-7.
+    /// Share of the gradients, one for each tensor and measured optimiser step, whose norm is below
+    /// 1e-7.
     pub vanishing: f64,
-    /// Share of tensors whose norm is above 10 or not finite.
+    /// Share of the gradients whose norm is above 10 or not finite.
     pub exploding: f64,
     /// L2 norm over all tensors of the module, as the mean over the optimiser steps that were
     /// measured.

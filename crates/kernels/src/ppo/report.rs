@@ -21,17 +21,18 @@ pub struct PpoReport {
     pub decisions: u64,
     /// The minimised loss: policy and entropy loss plus the weighted value loss.
     pub loss: f64,
-    /// Σ over heads of the clipped objective, negative.
+    /// Minus the sum over heads of the clipped objective.
     pub policy_loss: f64,
     /// Mean (V − R)², not weighted.
     pub value_loss: f64,
-    /// Entropy bonus, negative, plus the penalty of entropies below their floor.
+    /// Minus the entropy bonus, plus the penalty of entropies below their floor.
     pub entropy_loss: f64,
     /// Divergence from the reference policy.
     pub kl: f64,
     /// Mean of V.
     pub value_mean: f64,
-    /// 1 − Var(R − V)/Var(R); NaN where all returns are the same.
+    /// 1 − Var(R − V)/Var(R). Where all returns are the same it means nothing, and may be
+    /// −∞ or NaN.
     pub explained_variance: f64,
     /// Per head.
     pub heads: Vec<HeadReport>,

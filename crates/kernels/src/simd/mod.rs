@@ -20,7 +20,8 @@ pub(crate) mod several;
 /// Methods of an implementation may use the instructions of its instruction set. They must be
 /// called only on machines that have it, from code that is compiled for it.
 pub(crate) unsafe trait Simd: Copy {
-    /// Elements of a register; divides [`PAD`](super::PAD).
+    /// Elements of a register; divides [`PAD`](super::PAD), except in `Several`, which has up to
+    /// `4 · PAD`.
     const LANES: usize;
 
     /// Neighbouring pixels in a register, with the same number of channels each.
@@ -63,7 +64,8 @@ pub(crate) unsafe trait Simd: Copy {
         unsafe { Self::load(p) }
     }
 
-    /// Elements of one place for each pixel: `LANES / PIXELS` elements from `offset` on.
+    /// For pixel i of the register, `LANES / PIXELS` elements from `places[i] + offset` on; with
+    /// one pixel `places[1]` is not read.
     ///
     /// # Safety
     /// They are readable.

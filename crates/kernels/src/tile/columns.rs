@@ -22,7 +22,8 @@ pub(super) struct SharedOutput(pub(super) *mut f32);
 unsafe impl Sync for SharedOutput {}
 
 /// Runs `run` for ranges of columns that cover `cols`; all except the last consist of whole panels.
-/// Columns are independent, so the bits do not depend on the number of parts.
+/// `work` is the multiply-adds of one column. Columns are independent, so the bits do not depend on
+/// the number of parts.
 pub(super) fn in_columns(cols: usize, work: usize, run: impl Fn(Range<usize>) + Sync) {
     let parts = (cols / LEAST_COLS).min(cols.saturating_mul(work) / LEAST).clamp(1, MOST);
     let each = cols.div_ceil(parts).next_multiple_of(PANEL);

@@ -7,8 +7,8 @@
 //! at the end. The last element of an odd run is paired with zeros and broadcast alone, so that no
 //! element outside the depth is multiplied.
 //!
-//! On a Zen 5 core (512-bit units) the 8-column products of `baseline` take about half the time
-//! that they take in registers of 8.
+//! On a Zen 5 core (512-bit units) the 8-column products of the host `baseline` take about half the
+//! time that they take in registers of 8.
 
 use super::{Nest, ResolvedTile, finish};
 use crate::PAD;

@@ -229,8 +229,8 @@ impl GraphBuilder {
         Ok((param("weight", scale)?, param("bias", 0.0)?))
     }
 
-    /// Linear layer over a vector, initialised by `init` (both weight and bias; the bias of an
-    /// orthogonal weight is 0).
+    /// Linear layer over a vector. `init` initialises weight and bias (the bias of an orthogonal
+    /// weight is 0); `None` is PyTorch's default.
     pub fn linear(
         &mut self,
         x: NodeId,
@@ -427,7 +427,7 @@ impl GraphBuilder {
         self.push(NodeOp::Detach(x), d)
     }
 
-    /// The host's value, with the gradient for both.
+    /// The value of `host`; the gradient goes unchanged to `host` and to `module`.
     pub fn straight_through(&mut self, host: NodeId, module: NodeId) -> Result<NodeId> {
         let d = self.same_dims("straight_through", host, module)?;
         Ok(self.push(NodeOp::StraightThrough { host, module }, d))

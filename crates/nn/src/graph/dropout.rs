@@ -8,7 +8,7 @@ use super::{Graph, GroupId, NodeId, NodeOp};
 use crate::error::{Error, Result};
 use crate::name_key::name_key;
 
-/// Numbers of a dropout layer in device memory, see [`DropoutSpec::numbers`].
+/// Length of [`DropoutSpec::numbers`], the numbers of one dropout layer in device memory.
 pub(crate) const DROPOUT_NUMBERS: usize = 5;
 
 /// A dropout layer.
@@ -22,8 +22,8 @@ pub struct DropoutSpec {
     pub name: String,
     /// Probability that an element is dropped, in `[0, 1)`.
     pub rate: f32,
-    /// Group of parameters to which the layer belongs. The layers of a group count the batches
-    /// since the group is part of the network.
+    /// Group of parameters to which the layer belongs. The layers of a group share a count of
+    /// batches, which begins at 0 when the group joins the network.
     pub group: GroupId,
 }
 
@@ -62,8 +62,9 @@ impl DropoutSpec {
 }
 
 impl Graph {
-    /// The graph without the dropout layers that pass their input on: all of them, or in training
-    /// those with a rate of 0. Nodes keep their numbers; no node reads those of the layers.
+    /// The graph without the dropout layers that only pass their input on: in evaluation (`trains`
+    /// is false) all of them, in training those with a rate of 0. Nodes keep their numbers; the
+    /// nodes of these layers stay in the list, but no node reads them.
     pub(crate) fn without_idle_dropout(&self, trains: bool) -> Cow<'_, Self> {
         let idle = |rate: f32| !trains || rate == 0.0;
         if !self.dropouts.iter().any(|layer| idle(layer.rate)) {

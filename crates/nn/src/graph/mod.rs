@@ -44,7 +44,7 @@ pub use crate::kernels::elementwise::UnaryFunction;
 pub use crate::kernels::optim::{AdamConfig, LionConfig, MuonConfig, SgdConfig};
 pub use crate::kernels::pool::PoolGeometry;
 
-/// A finished network: nodes in execution order, the last one gives the logits.
+/// A finished network: nodes in execution order, one of which is the output.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     /// Nodes in execution order.
@@ -55,7 +55,8 @@ pub struct Graph {
     pub buffers: Vec<BufferSpec>,
     /// Parameter groups; the host is the first.
     pub groups: Vec<GroupSpec>,
-    /// Logits `[classes]`.
+    /// The node whose value is the output: the logits `[classes]`, or another value
+    /// ([`GraphBuilder::finish_at`]).
     pub output: NodeId,
     /// Length of the alpha vector.
     pub alphas: usize,
@@ -81,7 +82,7 @@ impl Graph {
         self.nodes.iter().filter(|n| n.op.input().is_some()).count()
     }
 
-    /// Number of classes.
+    /// Channels of the output: classes, labels or numbers.
     pub fn classes(&self) -> usize {
         self.nodes[self.output.0].dims.c
     }

@@ -14,7 +14,7 @@ pub struct BlendOperands {
     pub host: NodeId,
     /// Module value m.
     pub module: NodeId,
-    /// Module input x (equal in value to h; the output of a `Detach` while blending).
+    /// Module input x: h itself, or a `Detach` of h, which has the same value.
     pub input: NodeId,
     /// Gate g (one value per sample) for [`BlendMode::Gate`].
     pub gate: Option<NodeId>,

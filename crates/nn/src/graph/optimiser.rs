@@ -3,7 +3,7 @@
 use super::ParamKind;
 use crate::kernels::optim::{AdamConfig, LionConfig, MuonConfig, SgdConfig};
 
-/// Numbers of an optimiser in device memory, see [`Optimiser::hyperparameters`].
+/// Length of [`Optimiser::hyperparameters`], the numbers of one optimiser in device memory.
 pub(crate) const HYPERPARAMETERS: usize = 8;
 
 /// The optimiser of a group.

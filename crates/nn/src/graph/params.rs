@@ -42,12 +42,13 @@ pub enum ParamKind {
     },
     /// `[out, in]` in PyTorch's shape.
     LinearWeight,
-    /// A vector or a scalar; stored as it is.
+    /// A vector, a scalar, or the table of an embedding `[entries, size]`; stored as it is.
     Vector,
 }
 
 impl ParamKind {
-    /// Whether it is a matrix `[out, …]`, which Muon updates.
+    /// Whether it is a matrix `[out, …]`, which Muon updates: the weight of a convolution or of a
+    /// linear layer, and not the table of an embedding.
     pub fn is_matrix(self) -> bool {
         matches!(self, ParamKind::ConvWeight { .. } | ParamKind::LinearWeight)
     }
@@ -76,7 +77,7 @@ pub struct ParamSpec {
 pub struct BufferSpec {
     /// PyTorch's `state_dict` name.
     pub name: String,
-    /// Elements; 0-dimensional in PyTorch when `scalar`.
+    /// Elements; 1 for a counter.
     pub len: usize,
     /// Value when new.
     pub init: f32,

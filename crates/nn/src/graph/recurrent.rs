@@ -35,8 +35,9 @@ impl GraphBuilder {
         }
     }
 
-    /// `{name}.weight` `[entries, size]`, standard normal as in PyTorch; the rows of a row's
-    /// indices side by side: `size` features an index.
+    /// PyTorch's `Embedding` with the table `{name}.weight` `[entries, size]`, standard normal when
+    /// new. A sample's value is the table's rows at its indices, side by side: `size` features for
+    /// each index.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if `x` is not [`GraphBuilder::indices`].

@@ -305,8 +305,9 @@ impl Trace<'_> {
         features
     }
 
-    /// The features of a node that mixes those of its inputs, or combines several inputs: the
-    /// narrower network's, which the inputs must have as well.
+    /// The features of a node that allows no further ones, because it mixes features or combines
+    /// several inputs. Refuses the node if it or one of its inputs has other features than in the
+    /// narrower network.
     fn only_unchanged(&self, index: usize) -> Result<Features> {
         let (narrow, wide) = (&self.from.nodes[index], &self.to.nodes[index]);
         let inputs = wide.op.inputs();

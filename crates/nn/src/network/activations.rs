@@ -66,7 +66,7 @@ impl ActivationProbe {
     /// Floating-point operations of all passes for one sample.
     ///
     /// # Errors
-    /// None for a network with a configuration.
+    /// None: every network has a row of alphas.
     pub fn flops(&self) -> Result<u64> {
         self.layers.iter().map(|layer| Ok(layer.network.eval_flops(0..1)?.1)).sum()
     }

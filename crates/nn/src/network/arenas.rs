@@ -7,14 +7,15 @@ use super::run::Arena;
 use crate::error::Result;
 
 /// On a processor almost every launch has its arena in temporary memory, which all networks of the
-/// device share: the next network overwrites it while it is still in the caches. Only a gradient
-/// that is exchanged between two launches is kept. On a CUDA device, where networks run at once,
-/// each network has an arena for all its launches.
+/// device share: the next network overwrites it while it is still in the caches. Only a gradient or
+/// activations that a later launch uses are kept. On a CUDA device, where networks run at once,
+/// each network has an arena for all its launches except those that use kept activations.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
     /// On a processor, after the first launch.
     temporary: Option<Scratch>,
-    /// The arena, with the largest size that a launch has needed so far.
+    /// The arena that keeps a gradient, and on a CUDA device that of all other launches without
+    /// kept activations. It has the largest size that such a launch has needed so far.
     pub(super) kept: Tensor,
     /// The arena of a forward pass whose activations a later launch uses, and of that launch: no
     /// other launch writes there.

@@ -266,7 +266,7 @@ impl<'a> NetworkFleet<'a> {
         self.networks.iter().try_for_each(|network| network.count_non_finite())
     }
 
-    /// Refuses a number of arguments that differs from the number of networks.
+    /// Refuses a number `got` of arguments that is not in `fits`.
     pub(super) fn check(
         &self,
         operation: &'static str,

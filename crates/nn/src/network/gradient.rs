@@ -54,7 +54,7 @@ impl Network {
 
     /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch.
     /// The gradient is of the batch's mean loss times `weight`; it stays on the device until the
-    /// next step of any kind. One launch; waits for nothing.
+    /// next pass of any kind. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].

@@ -15,7 +15,7 @@ pub(super) struct GroupTensors {
     pub(super) optimiser_state: Tensor,
     /// Running statistics, f32.
     pub(super) running_stats: Tensor,
-    /// `num_batches_tracked` and the steps of parameters, i64.
+    /// `num_batches_tracked`, the steps of parameters, and the count of batches for dropout, i64.
     pub(super) counters: Tensor,
 }
 
@@ -107,7 +107,7 @@ pub(super) fn hyperparameters(
     Ok(tensor)
 }
 
-/// The group of `graph` that has the name, parameters and buffers of group `g` of `of`.
+/// The group of `graph` that has the name and the [`Members`] of group `g` of `of`.
 pub(super) fn same_group(graph: &Graph, of: &Graph, g: usize) -> Option<usize> {
     let named = graph.groups.iter().position(|spec| spec.name == of.groups[g].name)?;
     (members(graph, named) == members(of, g)).then_some(named)

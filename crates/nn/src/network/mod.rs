@@ -56,9 +56,9 @@ pub type LabelledBatch<'a> = (&'a Tensor, &'a Tensor);
 /// Options of a network, without its graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkOptions {
-    /// Seed of the initial weights.
+    /// Seed of the initial weights, and of the masks of dropout.
     pub seed: u64,
-    /// Number of the env, part of the key of the initial weights.
+    /// Number of the env, part of the key of the initial weights and of the masks of dropout.
     pub env: u64,
     /// Instruction set of the kernels.
     pub isa: Isa,
@@ -252,8 +252,8 @@ impl Network {
     /// dropped. Unchanged groups keep their tensors. A topology seen before is not compiled again.
     /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero. If
     /// only numbers of optimisers or factors of their steps differ, they are copied to the device,
-    /// and everything else stays; if rates of dropout differ, gradients that wait for an update are
-    /// dropped as well. Does not wait for the device.
+    /// and everything else but the metrics stays; if rates of dropout differ, gradients that wait
+    /// for an update are dropped as well. Does not wait for the device.
     ///
     /// # Errors
     /// As [`Network::new`]; the network is then as it was.

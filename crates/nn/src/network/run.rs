@@ -90,7 +90,7 @@ impl LaunchSteps {
         Self { phases: None, then }
     }
 
-    /// Appends steps.
+    /// The same phases, then these steps, which replace earlier ones after the phases.
     pub(super) fn then(self, then: Vec<PlanStep>) -> Self {
         Self { then, ..self }
     }

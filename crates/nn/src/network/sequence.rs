@@ -33,7 +33,7 @@ const PLANS_MAX: usize = 12;
 /// Options of a sequence network, without its graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceOptions {
-    /// Seed of the initial weights.
+    /// Seed of the initial weights, and of the masks of dropout.
     pub seed: u64,
     /// Instruction set of the kernels.
     pub isa: Isa,
@@ -82,7 +82,7 @@ pub struct SequenceNetwork {
     /// Plan of the last gradient, which is in the second arena.
     gradient: Option<Arc<Plan>>,
     metrics: Tensor,
-    /// Numbers of the optimisers.
+    /// Numbers of the optimisers, then of the dropout layers.
     hyperparameters: Tensor,
 }
 
@@ -415,7 +415,8 @@ impl SequenceNetwork {
         Ok(())
     }
 
-    /// The plan of `batch` sequences of `steps` steps; the arena grows if it is too small.
+    /// The plan of `batch` rows, which are sequences of `steps` steps; the arena grows if it is too
+    /// small.
     fn plan(&mut self, batch: usize, steps: usize, mode: PlanMode) -> Result<Arc<Plan>> {
         let arena = &mut self.arenas[usize::from(mode.is_training())];
         let target = PlanTarget::for_device(self.stream.device());

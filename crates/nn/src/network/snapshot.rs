@@ -73,7 +73,7 @@ impl Snapshot {
         self.weights().parameters()?.read_back()
     }
 
-    /// Restores the snapshot's groups. All or nothing. Does not wait.
+    /// Replaces the snapshot's contents by those of `state`. All or nothing. Does not wait.
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.

@@ -37,8 +37,8 @@ impl Network {
         Ok(self.stream.fill("begin_statistics", &averages, Fill::Zero)?)
     }
 
-    /// The forward pass of a training step alone, without dropout, as the network is evaluated:
-    /// each batch norm adds the batch's statistics, with the parameters as they are, to its running
+    /// The forward pass of a training step alone, but without dropout, as in an evaluation: each
+    /// batch norm adds the batch's statistics, with the parameters as they are, to its running
     /// ones. Ends a step that [`Network::differentiate`] began. One launch; waits for nothing.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Network {
     /// not read them.
     pub fn statistics(&self) -> impl Iterator<Item = (&Tensor, &Tensor)> {
         let both = self.groups.iter().map(|group| (&group.running_stats, &group.counters));
-        // Counters without statistics are counts of an optimiser's steps.
+        // Counters without statistics count an optimiser's steps, or batches for dropout.
         both.filter(|(state, _)| state.numel() > 0)
     }
 

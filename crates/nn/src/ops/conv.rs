@@ -157,7 +157,7 @@ impl ConvProduct {
         (filters + moments).max(self.sums_len())
     }
 
-    /// Scratch of the operation; one part has its own there, too.
+    /// Scratch of the operation: what all parts share, and if there is only one part, its own.
     fn scratch_len(&self) -> usize {
         let one = self.images() >= self.shape.batch;
         self.shared_len() + if one { self.part_len() } else { 0 }

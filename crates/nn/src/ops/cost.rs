@@ -5,7 +5,8 @@ use super::StepOp;
 use super::conv::ConvProduct;
 
 impl StepOp {
-    /// Multiply-adds of convolutions and linear layers, done directly.
+    /// Multiply-adds of convolutions and linear layers by the direct method, also if Winograd's
+    /// filtering computes them.
     pub(crate) fn multiply_adds(&self) -> usize {
         match self {
             StepOp::Conv(

@@ -43,8 +43,8 @@ use crate::kernels::conv::ConvShape;
 use crate::kernels::{Isa, pad16};
 use crate::precision::Precision;
 
-/// Fewest input and output channels of a GPU's block that has a part of the weights, where several
-/// blocks share them.
+/// Fewest input and output channels of a GPU's block that computes a part of the weights' gradient,
+/// if there are several such parts.
 const WEIGHT_BLOCK: [usize; 2] = [8, 32];
 
 /// Most channels: a block's shared memory holds their coefficients.

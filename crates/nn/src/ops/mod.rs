@@ -66,7 +66,8 @@ pub enum OpBackend<'s> {
     Cuda(&'s Stream, ValueType),
 }
 
-/// Kind of device that a plan is compiled for: it decides how much scratch the operations get.
+/// Kind of device that a plan is compiled for. It decides about chains, Winograd's filtering and
+/// fused convolutions, the element type of values, and how much scratch the operations get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PlanTarget {
     /// Kernels of the processor, of any instruction set.
@@ -146,7 +147,7 @@ macro_rules! families {
 families! {
     /// 2-d convolution and linear layer.
     Conv(ConvOp),
-    /// Batch norm and group norm.
+    /// Batch norm, group norm, layer norm and RMS norm.
     Norm(NormOp),
     /// Pooling.
     Pool(PoolOp),

@@ -11,7 +11,7 @@ use crate::kernels::parts;
 use crate::metrics;
 
 /// Least elements of a gradient that is measured in parts: the list of squares is allocated, which
-/// only large networks are worth.
+/// is worth its time only for large networks.
 const MANY: usize = 750_000;
 
 /// Steps on a group's gradient, which has the layout of the group's parameters.

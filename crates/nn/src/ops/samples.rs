@@ -144,7 +144,7 @@ impl SampleCut {
             ElementwiseOp::ScaleGradient { shape, factor, accumulate } => {
                 ElementwiseOp::ScaleGradient { shape: self.images(shape)?, factor, accumulate }
             }
-            // They go through parameters, which have no samples.
+            // They go through gradients of parameters, or running statistics, without samples.
             ElementwiseOp::Fill { .. } | ElementwiseOp::Multiply { .. } => return None,
         })
     }

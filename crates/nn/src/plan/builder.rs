@@ -48,7 +48,7 @@ impl GradientTarget {
 pub(crate) struct PooledGradient {
     /// Gradient of the pooled output.
     pub(crate) dout: ValueId,
-    /// For each output, the position of its maximum in the window, in bytes.
+    /// For each output, the position of its maximum in the window, one byte each.
     pub(crate) codes: ValueId,
     /// The pooled output.
     pub(crate) out: ValueId,

@@ -31,7 +31,7 @@ pub(crate) struct FusedState {
     loaded: Vec<(ValueId, Loaded)>,
     /// Pending gradients, with the output of their norm unit.
     pending: Vec<(NodeId, PendingGradient)>,
-    /// Tickets of all fused convolutions, and the number that is taken. A ticket is a counter by
+    /// Tickets of all fused convolutions, and how many of them are taken. A ticket is a counter by
     /// which the last block of a launch finds itself, see [`ops::fused`](crate::ops::fused).
     pub(crate) tickets: Option<(ValueId, usize)>,
 }

@@ -18,7 +18,7 @@ pub struct GroupMemory<'a> {
     pub optimiser_state: &'a mut [f32],
     /// Running statistics of batch norms.
     pub running_stats: &'a mut [f32],
-    /// Batches seen by each batch norm, and Adam's steps.
+    /// Batches seen by each batch norm, Adam's steps, and the count of batches for dropout.
     pub counters: &'a mut [i64],
 }
 
@@ -27,7 +27,8 @@ pub struct GroupMemory<'a> {
 struct Base {
     pointer: *mut u8,
     bytes: usize,
-    /// Whether the memory was borrowed mutably.
+    /// Whether steps may write here: the memory was borrowed mutably, and its space is not read
+    /// only.
     writable: bool,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Running a plan allocates nothing, does not branch on data and waits for no device. There is no
 //! tape: backward is derived here, op by op (see `lower`, one file per family of operations), and
-//! only for nodes that depend on a parameter.
+//! only for nodes that depend on a parameter, or on an input whose gradient is wanted
+//! ([`PlanMode::Gradient`]).
 //!
 //! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
 //! `builder`, dead steps are dropped, runs of consecutive steps become a `chain`, and `arena`

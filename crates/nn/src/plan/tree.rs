@@ -61,8 +61,8 @@ enum TreeVisit {
     /// Computes the next value.
     Compute {
         unit: Unit,
-        /// Position of its alpha in the table, if it reads one; other rows with this value have the
-        /// same alpha.
+        /// Row of the table from which it reads its alpha, if it reads one; other rows that share
+        /// this value have the same alpha.
         row: usize,
         /// Values it reads.
         inputs: Vec<(NodeId, usize)>,

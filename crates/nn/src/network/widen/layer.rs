@@ -164,7 +164,8 @@ impl WideLayer {
         })
     }
 
-    /// Features with incoming weights 0, each of which has the outgoing weight 1 at another place.
+    /// Features with incoming weights 0 and this bias, each of which has the outgoing weight 1 at
+    /// another place.
     pub(super) fn unit_vectors(&self, bias: f64) -> FurtherFeatures {
         let mut incoming = DMatrix::zeros(self.incoming + 1, self.features);
         incoming.row_mut(self.incoming).fill(bias);

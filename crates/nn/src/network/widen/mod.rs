@@ -78,7 +78,8 @@ impl Network {
     }
 
     /// As [`Network::widen`], with the further features that a [`WidthProbe`] found for this
-    /// network and graph.
+    /// network and graph. Features of [`WidthInit::Tiny`] change the function, and those of
+    /// [`WidthInit::Gradmax`] by the bias 1e-6 that they begin with.
     ///
     /// # Errors
     /// As [`Network::widen`].

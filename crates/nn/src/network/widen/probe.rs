@@ -152,7 +152,7 @@ impl WidthProbe {
     /// Floating-point operations of this pass for one sample.
     ///
     /// # Errors
-    /// None for a network with a configuration.
+    /// None: every network has a row of alphas.
     pub fn flops(&self) -> Result<u64> {
         let forward = |network: &Network| Ok(network.eval_flops(0..1)?.1);
         if !self.search.is_empty() {

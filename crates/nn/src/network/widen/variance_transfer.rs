@@ -14,10 +14,10 @@
 //! batch norm that follows by c and c², which makes up for c, up to its ε: with variance σ² of the
 //! outputs the function changes by a relative `½(1/c² − 1)·ε/σ²` at most.
 //!
-//! Two differences keep the function in every host: without a batch norm directly after the
-//! reader c is 1 (the paper scales the weights of an output layer by C/C', and the function with
-//! them); V and Z have the distribution of new layers of this program at the new width, where the
-//! paper draws normal numbers. Of an odd number of features the last has outgoing weights of 0.
+//! Two differences from the paper: without a batch norm directly after the reader c is 1, so that
+//! the function is kept (the paper scales the weights of an output layer by C/C', and the function
+//! with them); V and Z have the distribution of new layers of this program at the new width, where
+//! the paper draws normal numbers. Of an odd number of features the last has outgoing weights of 0.
 
 use super::layer::WideLayer;
 use super::{FurtherFeatures, Network};

@@ -269,7 +269,7 @@ impl Emitted {
 static SOURCES: [&KernelSource; 5] =
     [&loss::SOURCE, &optim::SOURCE, &ppo::SOURCE, &sample::SOURCE, &state::SOURCE];
 
-/// Kernels that multiply nothing, for each element type of values.
+/// Kernels without a variant for each precision, for each element type of values.
 static VALUES: [&[KernelSource; 2]; 10] = [
     &blend::SOURCE,
     &conv::SUMS,
@@ -283,7 +283,7 @@ static VALUES: [&[KernelSource; 2]; 10] = [
     &fused::HEAD,
 ];
 
-/// Kernels that multiply, for each precision.
+/// Kernels with a variant for each precision of their products.
 static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
