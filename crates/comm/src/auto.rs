@@ -104,8 +104,9 @@ impl TimingTable {
     }
 
     /// The fastest algorithm among those that send less than a dense sum; `None` if the dense sum
-    /// is fastest. The nearest measurement decides: nearest in number of ranks, then density, then
-    /// elements, each by ratio. Without measurements the algorithm that sends least wins.
+    /// is fastest. The nearest measurement decides: the distance is the sum of the logarithms of
+    /// the ratios of ranks, densities and elements, weighted 100 : 10 : 1. Without measurements the
+    /// algorithm that sends least wins.
     pub(crate) fn choose(
         &self,
         n: usize,

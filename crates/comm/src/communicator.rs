@@ -50,9 +50,10 @@ pub struct Traffic {
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
 /// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
-/// the other ranks' calls, but not for the device; between devices of a process, over
-/// [`mpi`](Communicator::mpi) and over TCP ([`rendezvous`](Communicator::rendezvous)) it waits for
-/// the tensors to send, and over MPI from GPU to GPU for those to receive, too.
+/// the other ranks' calls. Over threads on one device and over [`nccl`](Communicator::nccl) it does
+/// not wait for the device. Between devices of a process, over [`mpi`](Communicator::mpi) and over
+/// TCP ([`rendezvous`](Communicator::rendezvous)) it waits for the work on the tensors that it
+/// sends; if MPI gets addresses of GPU memory, also for the work on those that it receives.
 ///
 /// Dropping a communicator notifies the other ranks: their current or next call fails at once with
 /// an error that names this rank. An error of this rank alone in a collective does the same, for

@@ -236,7 +236,7 @@ pub(crate) fn others(me: usize, n: usize) -> impl Iterator<Item = usize> {
 const LINE: usize = 32;
 
 /// The shard of rank `rank` among `size` ranks and `len` elements. Shards are contiguous and cover
-/// all elements. Their lengths differ by at most a cache line.
+/// all elements. Their lengths, in units of [`LINE`] elements and rounded up, differ by at most 1.
 pub(crate) fn shard(len: usize, size: usize, rank: usize) -> Range<usize> {
     aligned_shard(len, LINE, size, rank)
 }

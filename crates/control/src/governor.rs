@@ -94,8 +94,9 @@ pub struct LossMonitor {
 }
 
 impl LossMonitor {
-    /// Adds the loss of a step and returns the failure that it reveals. `guessing` is the loss of
-    /// guessing: the loss of the best constant prediction, such as ln(classes).
+    /// Checks the loss of a step and returns the failure that it reveals. A loss that is neither a
+    /// failure nor a spike is added to the statistics. `guessing` is the loss of guessing: the loss
+    /// of the best constant prediction, such as ln(classes).
     pub fn check(
         &mut self,
         config: &GovernorConfig,

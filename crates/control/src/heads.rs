@@ -57,9 +57,9 @@ pub struct ActionHead {
     pub name: &'static str,
     /// Number of choices.
     pub size: HeadSize,
-    /// Ops that use the head, without WIDEN, which uses the heads op and slot of a policy that
-    /// observes layers. Under any other op the head takes choice 0, with log-probability and
-    /// entropy 0.
+    /// Ops that use the head. WIDEN is not listed, although it uses the heads op and slot of a
+    /// policy that observes layers. Under an op that does not use the head, the head takes choice
+    /// 0, with log-probability and entropy 0.
     pub used_by: &'static [ActionOp],
     /// Factor on the entropy bonus of the head.
     pub entropy_multiplier: f32,

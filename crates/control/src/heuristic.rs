@@ -233,9 +233,9 @@ fn is_plateau(scores_pp: &[f32], config: &HeuristicConfig) -> bool {
         })
 }
 
-/// Whether the control loss, averaged over the last steps, exceeds the training loss by more than
-/// `max_gap`. The training loss is measured before each update, half a step earlier on average, so
-/// a host that still learns fast does not count as overfitting.
+/// Whether the control loss exceeds the training loss by more than the share `max_gap` of it, both
+/// averaged over the last steps. The training loss is measured before each update, half a step
+/// earlier on average, so a host that still learns fast does not count as overfitting.
 fn overfits(view: &EnvView<'_>, config: &HeuristicConfig) -> bool {
     let mean = |losses: &[f32]| {
         let last = &losses[losses.len().saturating_sub(GAP_STEPS)..];

@@ -127,9 +127,9 @@ pub enum WidenTrigger {
     Schedule,
     /// The control score is on a plateau, by `plateau_steps` and `plateau_gain_pp`.
     Plateau,
-    /// The activations of the layer are as orthogonal as in the first step: φ > γ·φ₀, after Maile,
-    /// Rachelson, Luga, Wilson, "When, where, and how to add new neurons to ANNs", 2022 (arXiv
-    /// 2202.08539), who add `⌊M(φ − γ·φ₀)⌋` features to a layer of M.
+    /// The activations of the layer are at least about as orthogonal as in the first step of the
+    /// episode: φ > γ·φ₀, after Maile, Rachelson, Luga, Wilson, "When, where, and how to add new
+    /// neurons to ANNs", 2022 (arXiv 2202.08539), who add `⌊M(φ − γ·φ₀)⌋` features to a layer of M.
     Orthogonality,
 }
 

@@ -19,7 +19,7 @@
 //! | `layer` | name of a layer that can become wider | WIDEN |
 //! | `by` | number of further features | WIDEN |
 //! | `blueprint` | name of the blueprint | GERMINATE |
-//! | `then` | the next action: FOSSILIZE | GERMINATE |
+//! | `then` | FOSSILIZE: the module also advances and becomes permanent | GERMINATE |
 //! | `tempo` | duration of the first blending | GERMINATE |
 //! | `style` | blending style | GERMINATE, SET_ALPHA_TARGET |
 //! | `alpha_target` | target of alpha, as text | GERMINATE, SET_ALPHA_TARGET |

@@ -37,7 +37,8 @@ pub(crate) struct LayerWidening {
     /// Whether the change is legal: the env allows this number of features, and the host allows its
     /// size after the change.
     pub(crate) legal: bool,
-    /// Size of the host after the change ([`Host::size`]); `None` if a module rules it out.
+    /// Size of the host after the change ([`Host::size`]); `None` if the env forbids WIDEN, or the
+    /// layer cannot get these features, for instance because one of its slots has a module.
     pub(crate) size: Option<NetworkSize>,
 }
 

@@ -35,8 +35,8 @@
 //!   workers of a CPU device, or a CUDA device.
 //! - `order`: queues of streams, pending accesses to memory, submission.
 //! - `memory`: stream-ordered memory, its pool, and its use by owner.
-//! - `observers`: the trace, the race sanitizer and hot scopes. They use `hooks` only, and only the
-//!   opening of a device names them.
+//! - `observers`: the trace, the race sanitizer and hot scopes. They use `ground` and `hooks` only,
+//!   and only `handles` names them.
 //! - `handles`: the user's interface.
 //!
 //! Unsafe code is in `execution` (`host_block` allocates memory, `args` gives kernels slices of it,

@@ -25,7 +25,7 @@ pub enum SparseMethod {
     /// k large elements of the sum, by split and reduce (X5). As with `GTopK`, the exact k largest
     /// may differ. Thresholds and regions are recomputed every `refresh` exchanges.
     OkTopK {
-        /// Number of exchanges per threshold.
+        /// Number of exchanges for which thresholds and regions are kept.
         refresh: u64,
     },
 }

@@ -3,8 +3,8 @@
 use meristem_nn::Result;
 use meristem_nn::graph::{GraphBuilder, Init, LstmNodes, NodeId};
 
-/// Encoder of an observation, and the LSTM over the steps, with its nodes of `keep` and of the
-/// state.
+/// Encoder of the observation `x`, and the LSTM over the steps. `keep` and `state` are further
+/// inputs of the LSTM.
 pub(super) fn recurrent(
     b: &mut GraphBuilder,
     x: NodeId,

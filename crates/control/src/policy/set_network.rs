@@ -118,7 +118,7 @@ impl Encoded {
             encoding = b.relu(encoding);
         }
         let mean = b.global_avg_pool(encoding);
-        // A learned factor for each channel, so that the scale has one for each of them.
+        // The scale is one number, and channels need one each: a learned factor per channel.
         let one = Some(Init::Constant(1.0));
         let scale = b.linear(scale, &format!("{name}.mean"), width, false, one)?;
         let mean = b.scale_channels(mean, scale, 1.0)?;

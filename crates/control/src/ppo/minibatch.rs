@@ -27,9 +27,9 @@ pub(super) struct Minibatch {
 }
 
 impl Minibatch {
-    /// The minibatches of the first `steps` steps: the whole round, or `count` blocks of adjacent
-    /// envs, as equal as possible, and one for each env if there are fewer envs. Blocks are copies.
-    /// Does not wait.
+    /// The minibatches of the first `steps` steps: `count` blocks of adjacent envs, as equal as
+    /// possible, but at most one block per env. A single minibatch is the whole round, without a
+    /// copy; blocks are copies. Does not wait.
     pub(super) fn all(
         rollout: &Rollout,
         policy: &Policy,

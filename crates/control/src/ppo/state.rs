@@ -93,7 +93,7 @@ pub(super) fn save(ppo: &Ppo) -> Result<ControllerState> {
     Ok(state)
 }
 
-/// Saves everything but the rollout and the LSTM state, from which a round begins anew.
+/// Saves everything but the rollout and the LSTM state. From such a state a round begins anew.
 ///
 /// # Errors
 /// A failed device.

@@ -7,8 +7,8 @@ use crate::gae::{Discounts, Trajectories, advantages};
 /// Smallest divisor of the returns.
 const RETURN_STD_MIN: f64 = 1e-3;
 
-/// Running mean and variance of numbers: of all returns, in units of whose standard deviation V is
-/// trained; and with several ranks or minibatches, of the advantages.
+/// Running mean and variance: of all returns, which are divided by their standard deviation before
+/// V is trained on them; and of the advantages, with several ranks or minibatches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ScalarMoments {

@@ -10,8 +10,8 @@ use super::{Act, CudaError, DeviceId, IsaError, Owner, OwnerUse, Property, Race}
 /// Result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Errors of devices, streams, memory and tensors. An operation that returns an error has enqueued
-/// nothing.
+/// Errors of devices, streams, memory and tensors. Unless its documentation says otherwise, an
+/// operation that returns an error has enqueued nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

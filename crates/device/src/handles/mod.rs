@@ -83,10 +83,10 @@ enum DeviceBackend {
 }
 
 /// An ordered queue of work on a device (S1). Work on one stream runs in order; work on different
-/// streams may run concurrently, unless one uses the result of another. At most
-/// [`DeviceOptions::threads`] of them run at once, on workers or streams of the driver (by default
-/// one stream of the driver). A handle: clones are the same stream. After the last handle and the
-/// last tensor are dropped, enqueued work still runs.
+/// streams may run concurrently, unless one uses the result of another. On a CPU device at most
+/// [`Device::threads`] streams run at once, each on a worker. On a CUDA device the streams share
+/// this number of streams of the driver, by default one. A handle: clones are the same stream.
+/// After the last handle and the last tensor are dropped, enqueued work still runs.
 #[derive(Clone)]
 pub struct Stream(Arc<StreamHandle>);
 

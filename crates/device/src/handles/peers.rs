@@ -78,8 +78,8 @@ impl Peers {
 
     /// Ends all exchanges, from any thread. Their results are lost, so the device fails with
     /// [`CudaError::ExchangeAborted`](crate::CudaError::ExchangeAborted) and this cause. Before
-    /// [`connect`](Peers::connect) has returned, only `connect` fails. Waits for the current
-    /// exchange of the device, which ends.
+    /// [`connect`](Peers::connect) has returned, only `connect` fails. Waits until the device's
+    /// current exchange has ended.
     pub fn abort(&self, cause: Arc<dyn StdError + Send + Sync>) {
         self.0.abort(cause);
     }

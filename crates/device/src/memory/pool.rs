@@ -30,8 +30,8 @@
 //! are recycled whole, with their lock and list of accesses.
 //!
 //! # Assumptions
-//! All work on a block is submitted through its storage, so its hazards are complete. Sizes repeat:
-//! rounding to eight classes per octave wastes at most an eighth.
+//! All work on a block is submitted through its storage, so its hazards are complete. Sizes repeat.
+//! Rounding to eight classes per octave adds at most an eighth to a size above 1 KiB.
 //!
 //! Invariants
 //! - A block stays in one storage, and a storage is in one place: with its tenant, in a

@@ -1,5 +1,5 @@
-//! Block sizes of the pool: multiples of 64 bytes up to 1 KiB, then eight steps per octave, so that
-//! at most an eighth is lost to rounding.
+//! Block sizes of the pool: multiples of 64 bytes up to 1 KiB, then eight steps per octave.
+//! Rounding adds less than 64 bytes up to 1 KiB, and at most an eighth above.
 
 use crate::execution::ALIGNMENT;
 

@@ -125,9 +125,9 @@ pub(crate) struct GroupPart<'a, M> {
 }
 
 /// Submits work of several streams as one step: each part waits for earlier work, no part waits for
-/// another part, and afterwards every stream waits for all parts. So an access to a storage is
-/// recorded at the end of the group, on the stream that its tensor belongs to, which is one of the
-/// group.
+/// another part, and afterwards every stream of the group waits for all parts. So each access is
+/// recorded at the end of the group, on the stream that its tensor belongs to. This stream is part
+/// of the group.
 pub(crate) fn submit_group<M: TrackedMemory>(parts: Vec<GroupPart<'_, M>>) -> Result<()> {
     let submission = enter_all(&parts);
     // A part that includes another stream's work comes after the earlier commands of that stream.

@@ -1,7 +1,7 @@
 //! Graphs: the programs of several independent launches, started by one call of the driver.
 //!
-//! Launches of one program form a branch: each kernel of the program runs once for all of them,
-//! which are its members (`blockIdx.y`). Branches of different programs run side by side.
+//! The launches of one program form a branch, and are its members: each kernel of the program runs
+//! once for all members (`blockIdx.y`). Branches of different programs run side by side.
 //!
 //! Addresses are data. A kernel reads the addresses of its member from a table in device memory, so
 //! one graph serves every launch of the same programs, and the table is copied only when addresses
