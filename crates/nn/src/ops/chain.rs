@@ -19,16 +19,17 @@
 //!
 //! # Speed
 //! A block's results stay in the second-level cache until the next step reads them. Values that
-//! only the chain uses (*inner*) have memory for one block, and no place in the arena. Workers
-//! without an env take over parts of a chain, so of each of its steps.
+//! only the chain uses (*inner*) have memory for one block, and no place in the arena. Idle workers
+//! take over parts of the batch, with all steps of the chain.
 //!
 //! # Assumptions
 //! - `ops::samples` says which operations go sample by sample. Winograd's filtering with more than
 //!   256 filters ends a chain. Results of a reduction (`ops::reduction`), such as statistics of a
 //!   convolution's output, are known after the last sample, so no step of the chain reads them.
-//! - Only the steps that add to gradients determine blocks and parts, and a chain adds to one group
-//!   of parameters. So a host trains with the same bits with and without a module in training.
-//!   `plan::chain` makes the chains.
+//! - `plan::chain` makes the chains. If some steps add to gradients, only these determine the
+//!   parts; other steps can only make blocks smaller, where the sums keep their bits. A chain adds
+//!   to one group of parameters, in the host's group to one parameter. So a host trains with the
+//!   same bits with and without a module in training.
 //! - Plans for processors have chains. A GPU runs the steps for the whole batch.
 
 use std::ops::Range;
@@ -195,7 +196,7 @@ struct PartOperands<'a> {
 
 /// Memory of a chain that its parts share.
 struct SharedMemory<'a> {
-    /// Shared operands of all parts but the first.
+    /// Sums of all parts but the first, for the operands that the samples share.
     sums: &'a mut [f32],
     /// `[parts][sums]` of each reduction.
     reduced: SmallVec<[&'a mut [f64]; 2]>,

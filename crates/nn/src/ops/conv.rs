@@ -71,9 +71,9 @@ impl ConvProduct {
         self.tiles.is_none() || self.shape.in_c * self.shape.out_c <= FILTERS
     }
 
-    /// Images after which the gradient of the weights is added: smaller blocks, of a multiple of
-    /// them, give the same bits as blocks of `block` images. `None` if each block has sums that
-    /// begin with zeros.
+    /// Number u of images after which products are added to the gradient of the weights: smaller
+    /// blocks, of a multiple of u images, give the same bits as blocks of `block` images. `None` if
+    /// each block has its own sums, which begin with zeros.
     pub(crate) fn weight_unit(&self, block: usize) -> Option<usize> {
         let direct = self.tiles.is_none() && !self.shape.slides();
         let one_part = self.with_batch(block).weight_images() >= block;
@@ -96,8 +96,9 @@ impl ConvProduct {
         self.images().max(enough.min(self.shape.batch.div_ceil(2))).max(1)
     }
 
-    /// Images whose moments are summed together: with blocks of a multiple of them, the moments of
-    /// a part have the same bits as those of the whole part. `None` if only the whole part has.
+    /// Number u of images whose moments are summed together: a part in blocks of a multiple of u
+    /// images has moments with the same bits as the part in one block. `None` if every other
+    /// division changes them.
     pub(super) fn moments_unit(&self) -> Option<usize> {
         // Sums begin with each of Winograd's blocks, whose size depends on the number of images,
         // unless it has whole runs of pixels.
@@ -157,7 +158,7 @@ impl ConvProduct {
         (filters + moments).max(self.sums_len())
     }
 
-    /// Scratch of the operation: what all parts share, and if there is only one part, its own.
+    /// Scratch of the operation: the shared scratch, and if there is only one part, that part's.
     fn scratch_len(&self) -> usize {
         let one = self.images() >= self.shape.batch;
         self.shared_len() + if one { self.part_len() } else { 0 }

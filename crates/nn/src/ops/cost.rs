@@ -5,8 +5,9 @@ use super::StepOp;
 use super::conv::ConvProduct;
 
 impl StepOp {
-    /// Multiply-adds of convolutions and linear layers by the direct method, also if Winograd's
-    /// filtering computes them.
+    /// Multiply-adds of a convolution or linear layer if each product is computed directly
+    /// (Winograd's filtering needs fewer); of a chain, their sum. 0 for all others, fused
+    /// convolutions too.
     pub(crate) fn multiply_adds(&self) -> usize {
         match self {
             StepOp::Conv(

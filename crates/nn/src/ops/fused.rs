@@ -18,9 +18,10 @@
 //! The gradient of a norm has coefficients `[3][C]` (scale, offset, slope), which follow from two
 //! sums over the batch. The step that computes the gradient of the ReLU's output writes them.
 //!
-//! The last block is found by tickets: each block takes one when its sums are in memory, and the
-//! block with the last ticket adds up the sums of all blocks, in a fixed order. Tickets are in the
-//! arena; the first step of a plan zeroes them, and each last block resets its ticket to zero.
+//! The last block is found by a *ticket*, a counter in the arena: each block adds 1 when its sums
+//! are in memory, and the block that completes the count adds up the sums of all blocks, in a fixed
+//! order. The first step of a plan zeroes all tickets, and the last block sets its ticket to zero
+//! again.
 //!
 //! # Speed
 //! Memory traffic is the cost on a GPU. A layer reads its input once and writes its raw output
@@ -83,8 +84,8 @@ pub enum FusedOp {
         tickets: usize,
     },
     /// Reads x, and mean, variance, γ, β of the norm before (absent without one), weight; writes
-    /// the raw output. In training also mean and variance of that, and updates running mean,
-    /// running variance, batches counted (i64); tickets (u32), scratch.
+    /// the raw output. In training it also writes mean and variance of the raw output, and updates
+    /// running mean, running variance, batches counted (i64); then tickets (u32), scratch.
     Forward {
         /// Shapes.
         conv: FusedConv,
@@ -146,8 +147,8 @@ impl FusedConv {
         Self { shape, before, precision }
     }
 
-    /// Tickets of the forward pass, and the most tickets of the backward pass: one for each block
-    /// that has a part of the weights, and one for the data.
+    /// Tickets of the forward pass, and the most tickets of the backward pass: one for each part of
+    /// the weights that blocks compute, and one for the data.
     pub fn tickets(&self) -> [usize; 2] {
         let [read, written] = WEIGHT_BLOCK;
         let ConvShape { in_c, out_c, .. } = self.shape;

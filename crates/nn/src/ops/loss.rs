@@ -69,11 +69,11 @@ pub enum LossOp {
         /// Capacity of the ring.
         log: usize,
     },
-    /// Reads as [`LossOp::Train`]; adds the loss and the numbers of correct and of all samples to
-    /// rows of the scores (f64), and [`ScoreSums`] for a loss that has them. The second written
-    /// operand has the samples' losses of row 0: it is written if row 0 is among `rows`; otherwise
-    /// it is read, and the squared differences from it are added to the rows. The last operand is
-    /// memory for this step's losses, which no other step reads.
+    /// Reads as [`LossOp::Train`]; adds the sum of the losses and the numbers of correct and of all
+    /// samples to rows of the scores (f64), and [`ScoreSums`] if the loss has them. The second
+    /// written operand has the samples' losses of row 0: written if row 0 is among `rows`, else
+    /// read, and the squared differences from it are added to the rows. The last operand is memory
+    /// for this step's losses, which no other step reads.
     Evaluate {
         /// Loss.
         of: BatchLoss,

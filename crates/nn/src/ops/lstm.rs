@@ -18,7 +18,8 @@ pub enum LstmOp {
         /// Add to dstate.
         accumulate: bool,
     },
-    /// Reads h, keep, state; writes the h before every step.
+    /// Reads h, keep, state; writes the h that each step begins with: that of the step before, or
+    /// of the state for the first step, times keep.
     StatesBefore(LstmShape),
 }
 

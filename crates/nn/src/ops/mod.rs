@@ -66,8 +66,8 @@ pub enum OpBackend<'s> {
     Cuda(&'s Stream, ValueType),
 }
 
-/// Kind of device that a plan is compiled for. It decides about chains, Winograd's filtering and
-/// fused convolutions, the element type of values, and how much scratch the operations get.
+/// Kind of device that a plan is compiled for. It decides which steps are fused or chained, the
+/// element type of values, and how much scratch the operations get.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PlanTarget {
     /// Kernels of the processor, of any instruction set.
@@ -184,8 +184,9 @@ families! {
 /// device.
 ///
 /// # Panics
-/// For indices out of range: labels, embedding indices and choices among the elements, ranges of
-/// parameters in the operation.
+/// On a processor, for indices out of range: labels, embedding indices and choices among the
+/// elements, ranges of parameters in the operation. On a GPU a label, a choice or an embedding
+/// index out of range gives NaN.
 pub fn run(on: OpBackend<'_>, op: &StepOp, operands: StepOperands<'_>) -> Result<()> {
     let signature = op.signature(on.target(), on.values());
     let reads: Vec<OperandForm> = operands.reads.iter().map(Slice::form).collect();

@@ -10,8 +10,8 @@ use crate::kernels::optim::{self, AdamConfig, AdamStep, LionConfig, MuonConfig, 
 use crate::kernels::parts;
 use crate::metrics;
 
-/// Least elements of a gradient that is measured in parts: the list of squares is allocated, which
-/// is worth its time only for large networks.
+/// Least elements of a gradient that is measured in parts: this allocates the list of squares,
+/// which pays only for large networks.
 const MANY: usize = 750_000;
 
 /// Steps on a group's gradient, which has the layout of the group's parameters.
@@ -44,8 +44,9 @@ pub enum OptimOp {
         /// The update rule.
         optimiser: OptimiserKind,
         /// Elements to update: in as few ranges as possible, or, if the optimiser counts steps, one
-        /// range for each parameter of the group, which is empty if the parameter has no gradient
-        /// or is one of `matrices`. Lanes between two parameters are zero and stay so.
+        /// range for each parameter of the group, which is empty if the parameter has no gradient,
+        /// is one of `matrices`, or belongs to another step of the group. Lanes between two
+        /// parameters are zero and stay so.
         runs: Vec<Range<usize>>,
         /// Parameters that Muon updates.
         matrices: Vec<MuonMatrix>,
@@ -160,7 +161,7 @@ fn update(
     }
 }
 
-/// The step of Adam, or of the AdamW of the others.
+/// The step of Adam, of AdamW, or of the AdamW that Muon uses for parameters that are no matrices.
 fn adam_step(optimiser: OptimiserKind, numbers: &[f64], (clip, steps): (f32, i64)) -> AdamStep {
     match optimiser {
         OptimiserKind::Adam => {

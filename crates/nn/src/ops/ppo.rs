@@ -6,7 +6,7 @@ use super::operand::{Signature, StepOperands, f32s, f64s, u8s, u32s};
 use crate::kernels::Isa;
 use crate::kernels::ppo::{PpoBatch, PpoLoss, Reference, report_len};
 
-/// Position of a pass over a batch.
+/// Whether a pass over a batch is the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PpoPass {
     /// The first: its log-probabilities become the reference, so that every ratio is exactly 1.
@@ -24,7 +24,7 @@ pub enum PpoOp {
     Objective {
         /// Formula.
         loss: Arc<PpoLoss>,
-        /// Position of the pass.
+        /// Whether it is the first pass over the batch.
         pass: PpoPass,
         /// Rows.
         rows: usize,

@@ -94,7 +94,8 @@ impl SampleCut {
             NormOp::InputGradient { norm, accumulate } => {
                 NormOp::InputGradient { norm: self.batch_norm(norm)?, accumulate }
             }
-            // Sums from pooled outputs go through a part of the batch as one row of pixels.
+            // Sums from pooled outputs go through a part of the batch as one row of pixels: blocks
+            // would change their bits.
             NormOp::GradientSums(of) if !of.pool => NormOp::GradientSums(self.batch_norm(of)?),
             NormOp::Statistics(_) | NormOp::UpdateRunning { .. } | NormOp::GradientSums(_) => {
                 return None;

@@ -48,7 +48,8 @@ impl GradientTarget {
 pub(crate) struct PooledGradient {
     /// Gradient of the pooled output.
     pub(crate) dout: ValueId,
-    /// For each output, the position of its maximum in the window, one byte each.
+    /// A u8 for each output: the position of its maximum in the window, or the code of an output
+    /// that ReLU sets to zero.
     pub(crate) codes: ValueId,
     /// The pooled output.
     pub(crate) out: ValueId,
@@ -205,7 +206,7 @@ impl<'g> PlanBuilder<'g> {
         self.alpha_row = row;
     }
 
-    /// The alpha of a slot, in device memory: changing its number needs no new plan.
+    /// The alpha of a slot, in device memory: changing it needs no new plan.
     pub(crate) fn alpha(&mut self, slot: usize) -> ValueId {
         let start = self.alpha_row * self.graph.alphas + slot;
         self.fixed(SpaceSpan::new(Space::Alphas, DType::F32, start, 1))
@@ -274,7 +275,7 @@ impl<'g> PlanBuilder<'g> {
     /// no step or caller uses its results.
     ///
     /// # Panics
-    /// If operands do not match the signature; this check is for all runs.
+    /// If operands do not match the signature: checked here, once for all runs.
     pub(crate) fn emit(&mut self, op: impl Into<StepOp>, reads: &[ValueId], writes: &[ValueId]) {
         self.emit_with(self.options.values(), op.into(), reads, writes);
     }
@@ -365,7 +366,8 @@ impl<'g> PlanBuilder<'g> {
         self.pooled.iter().find(|(node, _)| *node == norm_output).map(|(_, gradient)| *gradient)
     }
 
-    /// Starts the backward pass: the gradient of a node's value is this one.
+    /// Sets the gradient of a node's value: of the output, with which the backward pass begins, or
+    /// of a node whose only reader has computed it.
     pub(crate) fn seed(&mut self, node: NodeId, gradient: ValueId) {
         self.grads[node.index()] = Some(gradient);
     }
@@ -411,7 +413,7 @@ impl<'g> PlanBuilder<'g> {
         self.emit(FusedOp::Begin { gradient: len, tickets }, &[], &[gradient, all]);
     }
 
-    /// The next tickets.
+    /// The next `n` tickets.
     pub(crate) fn tickets(&mut self, n: usize) -> ValueId {
         match &mut self.fused.tickets {
             Some((of, taken)) => {

@@ -14,9 +14,9 @@ use crate::ops::reduction::Reduction;
 use crate::ops::{ConvOp, OperandRole, PlanTarget, Spec, StepOp};
 use crate::precision::ValueType;
 
-/// Most bytes of all operands of a block, if it has more than one sample: the size of a
-/// second-level cache. Several times this size is equally fast on a core with exclusive use of the
-/// third-level cache.
+/// Most bytes of all operands of a block: the size of a second-level cache. Only a block of one
+/// sample may have more. Several times this size is equally fast on a core with exclusive use of
+/// the third-level cache.
 pub(super) const BLOCK: usize = 1 << 20;
 
 /// A run of consecutive steps, each of which computes a sample independently of the other samples.
@@ -48,7 +48,7 @@ struct OperandUse {
 }
 
 impl OperandUse {
-    /// Whether it is added to, the same for all samples.
+    /// Whether the step adds to it, and all samples share it.
     fn is_sum(&self) -> bool {
         self.written && !self.by_sample && !self.is_result
     }

@@ -14,11 +14,13 @@ use crate::space::{Space, SpaceSpan};
 pub struct GroupMemory<'a> {
     /// Packed parameters.
     pub values: &'a mut [f32],
-    /// State of the optimiser: momentum in the same layout, or Adam's two averages.
+    /// State of the optimiser: one or two tensors in the layout of the values
+    /// ([`OptimiserKind::moments`](crate::graph::OptimiserKind::moments)), one after the other.
     pub optimiser_state: &'a mut [f32],
     /// Running statistics of batch norms.
     pub running_stats: &'a mut [f32],
-    /// Batches seen by each batch norm, Adam's steps, and the count of batches for dropout.
+    /// Batches counted by each batch norm, the steps of each parameter if the optimiser counts
+    /// them, and the batches of dropout.
     pub counters: &'a mut [i64],
 }
 
@@ -33,7 +35,7 @@ struct Base {
 }
 
 impl Base {
-    /// A space without elements, as all are that were not bound.
+    /// A space that was not bound: it has no elements.
     const EMPTY: Self =
         Self { pointer: std::ptr::NonNull::dangling().as_ptr(), bytes: 0, writable: false };
 }
@@ -137,8 +139,8 @@ impl<'a> PlanMemory<'a> {
     ///
     /// # Panics
     /// If a written span overlaps another operand or is read only, or a span ends after its memory.
-    /// In debug builds compilation checks a plan for the first; the plan's caller checks the
-    /// others.
+    /// In debug builds compilation checks a plan for overlaps and for writes to read-only spaces;
+    /// the plan's caller checks the memories.
     pub(crate) fn operands(
         &mut self,
         reads: &[SpaceSpan],

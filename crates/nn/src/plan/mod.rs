@@ -1,13 +1,15 @@
 //! Graph to plan: a flat list of steps over one arena, with offsets assigned at compile time.
 //!
-//! Running a plan allocates nothing, does not branch on data and waits for no device. There is no
-//! tape: backward is derived here, op by op (see `lower`, one file per family of operations), and
-//! only for nodes that depend on a parameter, or on an input whose gradient is wanted
-//! ([`PlanMode::Gradient`]).
+//! A run executes the same steps whatever the data, and waits for no device. The arena and the
+//! caller's memories hold all tensors; scratch of processor kernels that run in several parts is
+//! memory that workers keep (`kernels::parts`). There is no tape: backward is derived here, op by
+//! op (see `lower`, one file per family of operations), and only for nodes that depend on a
+//! parameter or, with `PlanMode::Gradient`, on an input.
 //!
 //! The way of a graph: `fuse` groups nodes into units, `lower` emits each unit's steps into a
-//! `builder`, dead steps are dropped, runs of consecutive steps become a `chain`, and `arena`
-//! assigns memory from the values' lifetimes. In debug builds `check` then examines the result.
+//! `builder`, dead steps are dropped, runs of consecutive steps become a `chain` (for processors),
+//! and `arena` assigns memory from the values' lifetimes. In debug builds `check` then examines the
+//! result.
 
 mod arena;
 mod builder;
@@ -167,8 +169,8 @@ impl Plan {
     }
 
     /// The steps of some phases as calls of CUDA kernels. For each argument of the launch, `bound`
-    /// has its space and the position of the space's first byte in the argument. Created once for
-    /// each binding.
+    /// has its space and the position of the space's first byte in the argument. The most recently
+    /// used programs are cached.
     pub(crate) fn program(
         &self,
         phases: RangeInclusive<Phase>,

@@ -22,7 +22,7 @@ pub enum PlanMode {
     TrainPolicy {
         /// Formula.
         loss: Arc<PpoLoss>,
-        /// Position of the pass over a round.
+        /// Whether it is the first pass over the batch.
         pass: PpoPass,
     },
     /// Like [`PlanMode::Train`], with a loss that the caller computes: the forward pass delivers
@@ -55,8 +55,8 @@ impl PlanMode {
         matches!(self, Train | TrainPolicy { .. } | TrainByGradient)
     }
 
-    /// Whether the plan ends in a loss or a score; the caller then does not read the output in the
-    /// arena.
+    /// Whether the plan trains or evaluates; the caller then does not read the output in the arena
+    /// (of [`PlanMode::TrainByGradient`] it gets a copy).
     pub(crate) fn has_loss(&self) -> bool {
         self.updates() || *self == PlanMode::Evaluate
     }
@@ -71,8 +71,9 @@ pub struct PlanOptions {
     pub steps: usize,
     /// Computation.
     pub mode: PlanMode,
-    /// Whether convolution, batch norm, ReLU and max pooling may become one pass. Off in tests that
-    /// compare both.
+    /// Whether convolution, batch norm, ReLU and max pooling may become one pass, and on the CPU
+    /// consecutive steps a chain ([`ops::chain`](crate::ops::chain)). Off in tests that compare
+    /// both.
     pub fuse: bool,
     /// Kind of device that it runs on.
     pub target: PlanTarget,

@@ -15,7 +15,8 @@ use crate::space::{Space, SpaceSpan};
 /// of its steps belong to the first phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The graph's values; in training batch norm's running statistics move.
+    /// The graph's values; in training batch norm's running statistics move. If the caller computes
+    /// the loss, also the copy of the output for it.
     Forward,
     /// Loss and gradients.
     Backward,
@@ -23,7 +24,8 @@ pub enum Phase {
     Measure,
     /// The optimisers' steps.
     Update,
-    /// Copies of the results to where the caller keeps them.
+    /// Copies of the results to where the caller keeps them, after the draw of actions if there is
+    /// one.
     Deliver,
 }
 
@@ -85,7 +87,8 @@ pub struct SpaceUse {
 }
 
 impl SpaceUse {
-    /// Whether steps use all of this memory, if any.
+    /// Whether the memory must have exactly [`SpaceUse::bytes`] bytes: steps that use it use all of
+    /// it.
     pub fn is_whole(&self) -> bool {
         let Self { space, .. } = self;
         matches!(space, Space::Input(_) | Space::Output(_) | Space::Targets | Space::ClassWeights)

@@ -26,7 +26,8 @@ use crate::layout::ParamLayout;
 pub(crate) struct AlphaPattern {
     rows: usize,
     slots: usize,
-    /// `[rows][slots]`: 0 for an alpha of zero, else one more than the first row with these bits.
+    /// `[rows][slots]`: 0 for an alpha of zero, else one more than the first row whose alpha in
+    /// this slot has the same bits.
     classes: Vec<usize>,
 }
 
@@ -61,8 +62,8 @@ enum TreeVisit {
     /// Computes the next value.
     Compute {
         unit: Unit,
-        /// Row of the table from which it reads its alpha, if it reads one; other rows that share
-        /// this value have the same alpha.
+        /// Row of the table from which it takes its alpha, if it reads one; other rows with this
+        /// value have the same alpha.
         row: usize,
         /// Values it reads.
         inputs: Vec<(NodeId, usize)>,

@@ -124,7 +124,7 @@ struct WeightValues {
     parts: u32,
 }
 
-/// A partition of the output pixels, which sums over them are taken by.
+/// Division of the output pixels into parts, each of which has its own sums.
 #[derive(Clone, Copy)]
 struct PixelParts {
     count: usize,
@@ -221,8 +221,8 @@ struct Tiled {
 }
 
 impl Tiled {
-    /// The call for products: the largest tile size that gives enough tiles and wastes at most a
-    /// third of a tile.
+    /// The call for products: the largest tiles that are enough to keep a GPU busy and compute at
+    /// most 1.5 times the elements of the small tiles, padding included.
     fn call(&'static self, precision: Precision, size: ProductSize) -> Call {
         let ProductSize { rows, cols, times } = size;
         // Threads have 8 × 8 elements of a large tile, and 4 × 4 of the others.
@@ -362,7 +362,7 @@ fn finish(product: &ConvProduct, parts: usize) -> Emitted {
         channels: shape.out_c as u32,
         parts: parts as u32,
     };
-    // Threads for each gradient, no more than have a part.
+    // Threads for each gradient: about one for each part, at most 8.
     let each = parts.next_power_of_two().clamp(1, 8);
     let kernel = by_values(&WEIGHT_FINISH, product.precision.value_type());
     let call = Call::new(kernel, sums_len(shape).div_ceil(32) as u32, 32 * each as u32);

@@ -150,8 +150,8 @@ struct FormulaEvaluation {
     to: ScoreRows,
 }
 
-/// Division of a batch, and its number of blocks. A thread has two classes of a small sample, so
-/// that one waits for the other's result.
+/// Division of a batch, and its number of blocks. With few classes a thread has two of them, so
+/// that it computes one while it waits for the other's result.
 fn batch(of: BatchLoss) -> (LossValues, u32) {
     let lanes = of.outputs.div_ceil(2).next_power_of_two().min(32);
     let at_once = THREADS / lanes;

@@ -9,7 +9,7 @@
 //! - Layouts are the same as in [`kernels`](crate::kernels); results are the same up to rounding. A
 //!   result depends on shapes alone, never on the number of blocks that run at once: no float
 //!   atomics, and every sum has one order.
-//! - Only `blockIdx.x` is used: the other axes are for the envs of a fleet.
+//! - Only `blockIdx.x` is used: `blockIdx.y` is the number of a network in a fleet.
 //! - An operand that is absent has no elements.
 //! - Scratch is counted in f32 by [`scratch`], as the blocks of a GPU need another amount than the
 //!   tiles of a processor.
@@ -269,7 +269,8 @@ impl Emitted {
 static SOURCES: [&KernelSource; 5] =
     [&loss::SOURCE, &optim::SOURCE, &ppo::SOURCE, &sample::SOURCE, &state::SOURCE];
 
-/// Kernels without a variant for each precision, for each element type of values.
+/// Kernels with values among their operands that have no variant for each precision, for each
+/// element type of values. Those of the LSTM and of the classifier multiply, too.
 static VALUES: [&[KernelSource; 2]; 10] = [
     &blend::SOURCE,
     &conv::SUMS,
@@ -283,7 +284,7 @@ static VALUES: [&[KernelSource; 2]; 10] = [
     &fused::HEAD,
 ];
 
-/// Kernels with a variant for each precision of their products.
+/// Kernels of products with a variant for each precision.
 static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 

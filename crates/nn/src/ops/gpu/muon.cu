@@ -17,7 +17,7 @@ struct Matrices {
     u32 outputs[64];  // outputs of a block
     u32 room[64];     // first element in the scratch
     float scale[64];  // factor of the learning rate
-    u32 block[64];    // first block of the call
+    u32 block[64];    // number of the matrix's first block in the call
 };
 
 // The matrix of this block.

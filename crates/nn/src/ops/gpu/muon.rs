@@ -42,7 +42,7 @@ struct Matrices {
     room: [u32; MATRICES],
     /// Factor of the learning rate.
     scale: [f32; MATRICES],
-    /// First block of the call.
+    /// Number of the matrix's first block in the call.
     block: [u32; MATRICES],
 }
 
@@ -98,7 +98,7 @@ fn of_table(
     calls
 }
 
-/// Blocks of a matrix for each of its elements.
+/// Blocks of a matrix in a call that goes through its elements.
 fn elements([m, n]: [usize; 2]) -> usize {
     (m * n).div_ceil(CHUNK)
 }

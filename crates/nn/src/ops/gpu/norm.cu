@@ -22,8 +22,8 @@ struct Batch {
     u32 accumulate;
 };
 
-// Sums of the distance from the first pixel, and of its square. A distance from one of the values
-// is exactly 0 in a constant channel, and f64 leaves nothing else to cancel.
+// Sums of the distance from the first pixel's value, and of its square. In a constant channel all
+// distances, and so the variance, are exactly 0; elsewhere f64 is exact enough.
 extern "C" __global__ void __launch_bounds__(256)
     batch_sums(Span<const Value> x, Span<double> partial, Tiles of) {
     locate(x, partial);

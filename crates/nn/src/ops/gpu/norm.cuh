@@ -40,7 +40,8 @@ struct Affine {
     float scale;
     float beta;
 
-    // Before the activation: `z <= floor ? floor : z`, which lets NaN pass.
+    // The value z before the activation. The activation is `z <= floor ? floor : z`, which lets NaN
+    // pass.
     __device__ __forceinline__ float operator()(float x) const {
         return (x - mean) * scale + beta;
     }

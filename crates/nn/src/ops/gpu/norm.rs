@@ -330,7 +330,7 @@ pub(super) fn emit(op: &NormOp, values: ValueType) -> Emission {
     }
 }
 
-/// Sums and the outputs that they are over, of a batch norm's gradient.
+/// Division of a batch norm's outputs among the blocks that sum its gradient.
 fn gradient_tiles(norm: &BatchNorm) -> NormTiles {
     let output = norm.output();
     NormTiles::summing(output.c, output.batch * output.pixels())

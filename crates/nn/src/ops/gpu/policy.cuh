@@ -6,7 +6,7 @@
 const u32 WARP = 0xffffffffu;
 const float SMALLEST = 1.17549435e-38f;  // normal number
 
-// A head of a policy, as `Head` in policy.rs.
+// A head of a policy, as `HeadValues` in policy.rs.
 struct Head {
     u32 choices;
     u32 used_by;
@@ -47,7 +47,7 @@ __device__ __forceinline__ u32 warp_sum(u32 count) {
     return count;
 }
 
-// The largest of a warp's values, which are NaN if one of them is.
+// The largest of a warp's values; NaN if one of them is.
 __device__ __forceinline__ float warp_max(float value) {
     for (u32 step = 16; step > 0; step /= 2) {
         float other = __shfl_xor_sync(WARP, value, step);

@@ -20,7 +20,7 @@ const u32 FRONT = 8;
 // ratio.
 const u32 OF_HEAD = 6;
 
-// In front of the heads' in the report.
+// Numbers of the report before those of the heads.
 const u32 REPORT_FRONT = 9;
 
 // eˣ − 1 within a few ulp, in plain arithmetic so that every device has the same bits.

@@ -33,7 +33,7 @@ __device__ __forceinline__ void multiply(const float* x, u32 pitch, const float*
 // Adds a row's products of one channel's windows with 8 channels of the gradient: 9 taps × 8. Takes
 // four pixels at a time, whose windows overlap. A warp reads up to 8 channels of four rows: planes
 // are 4 banks apart and rows an odd number of banks, so there are no bank conflicts. Of the
-// gradient's rows, which are 8 banks apart, it reads the same 8 channels.
+// gradient's rows, which are 4 or 8 banks apart, it reads the same 8 channels.
 __device__ __forceinline__ void row_products(const float* x, u32 pitch, const float* dy, u32 cols,
                                              u32 width, float (&sum)[9][8]) {
     float v[3][6];
@@ -69,7 +69,8 @@ struct Area {
     u32 pitch, plane;
     u32 words;         // words of input channels at a time
     u32 groups;        // groups of 8 output channels
-    u32 filter;        // weights: from channel to channel, or from row to row
+    u32 filter;        // from channel to channel of the weights, or row to row of the gradient; on
+                       // tensor cores from row to row of the weights, or pixel to pixel
     Divisor wide, high;  // by columns and rows of the tile
 
     __device__ __forceinline__ u32 pixels() const { return images * h * w; }

@@ -1,5 +1,5 @@
-//! Operations between a module and its host: blends, straight-through, detach, and the `norm`
-//! blueprint's mix.
+//! Operations between a module and its host: blends, straight-through, and the `norm` blueprint's
+//! mix.
 
 use crate::graph::{BlendMode, BlendOperands, NodeId, ParamId};
 use crate::ops::PlanTarget;

@@ -77,7 +77,7 @@ impl ConvNode {
     }
 }
 
-/// `Conv2d` without batch norm after it.
+/// `Conv2d` that is not part of a batch norm's unit (`fuse`).
 pub(super) fn conv(b: &mut PlanBuilder<'_>, node: NodeId) -> Option<EmitBackward> {
     let conv = ConvNode::at(b, node)?;
     conv.forward(b, None);

@@ -28,8 +28,9 @@ pub(super) fn dropout(
     })
 }
 
-/// Emits the count of a batch, after the last use of its masks: every batch that is differentiated
-/// has other masks. A forward pass alone does not count.
+/// Emits the count of a batch, after the last use of its masks, so that the next batch has other
+/// masks. Only modes with optimisers count: consecutive runs with `PlanMode::Gradient` have the
+/// same masks.
 pub(in crate::plan) fn count(b: &mut PlanBuilder<'_>) {
     for group in b.graph.groups_with_dropout() {
         let batches = batches(b, group);

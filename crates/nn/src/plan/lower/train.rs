@@ -281,7 +281,7 @@ fn tensors(b: &PlanBuilder<'_>, group: usize, variant: Option<usize>) -> Vec<Ran
         .collect()
 }
 
-/// Joins ranges that follow each other up to a whole vector.
+/// Joins ranges with nothing between them but the padding up to a whole vector.
 fn joined(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = vec![];
     for range in ranges {

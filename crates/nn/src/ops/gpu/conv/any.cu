@@ -328,9 +328,9 @@ extern "C" __global__ void __launch_bounds__(64)
     data_tile<32, 32, 4>(s, dy, w, dx);
 }
 
-// Steps whose pixels are known. The pixels of a step are found STAGES steps ahead. The first STAGES
-// − 1 steps are loaded without a barrier between them, so the pixels of a step may not overwrite
-// theirs.
+// Steps whose pixels are in shared memory at a time. The load of a step also finds the pixels of
+// the step STAGES later. The first STAGES − 1 loads have no barrier between them: the pixels that
+// they find may not overwrite those that they read.
 constexpr u32 RING = STAGES + 2;
 
 // Gradients of the parameters over a part of the output pixels: [part][job][k][job_out], then

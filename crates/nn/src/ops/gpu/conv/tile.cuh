@@ -23,7 +23,7 @@ struct Tile {
     static constexpr u32 PIECES = EACH / 4;
     // Number of threads, or warps, across the columns.
     static constexpr u32 ACROSS = Product::MATRIX ? COLS / (16 * PIECES) : COLS / EACH;
-    // Rows of columns that all threads copy at a time, four columns each.
+    // Rows of `b`, one for each k, that the block copies at a time; a thread copies four columns.
     static constexpr u32 QUADS = THREADS / (COLS / 4);
     // Floats from k to k: consecutive k are 4 banks apart (see `Lane`), or 20 for 16 columns. A
     // multiple of 16 bytes.
@@ -149,7 +149,7 @@ struct Tile {
         }
     }
 
-    // The word of a row's or a column's factors, which may be exact.
+    // The word of a row's or a column's factors: rounds them if they are still EXACT.
     template <bool EXACT, u32 N>
     static __device__ __forceinline__ u32 pack(const float (&v)[Product::EACH][N], u32 i) {
         float factors[Product::EACH];

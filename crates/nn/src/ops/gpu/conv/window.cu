@@ -28,7 +28,7 @@ struct Window {
     u32 chunk;                   // channels that are read at a time
     u32 buffer;                  // floats of shared memory of a chunk
     u32 pitch, plane;            // of the tile in shared memory: of a row, of a channel
-    u32 staging;                   // forward: plane of a result in shared memory; else row of dy
+    u32 staging;                 // in shared memory: plane of a result; weight gradient: row of dy
     u32 weights;                 // first float of the weights, or of dy, in a buffer
     u32 filter;                  // from channel to channel of the weights
     u32 words;                   // first word that tensor cores read
@@ -157,7 +157,7 @@ __device__ __forceinline__ void write_tile(const Window& s, const float* staging
     }
 }
 
-// Four words of factors that lie side by side, as rows of each factor of a word.
+// Writes four words side by side: `v[e][i]` is factor e of word i.
 template <class P>
 __device__ __forceinline__ void pack4(float* to, const float (&v)[P::EACH][4]) {
     u32 words[4];
@@ -173,8 +173,8 @@ __device__ __forceinline__ void pack4(float* to, const float (&v)[P::EACH][4]) {
                     __uint_as_float(words[2]), __uint_as_float(words[3]));
 }
 
-// Four elements of the channels of a word from `c` on, in rows `apart` apart: zeros of channels
-// that are missing.
+// Four elements of each channel of a word, whose first channel is `c`; channels are `apart` apart,
+// and channels from `n` on are zeros.
 template <class P>
 __device__ __forceinline__ void load_channels(const float* from, u32 apart, u32 c, u32 n,
                                               float (&v)[P::EACH][4]) {

@@ -268,8 +268,9 @@ impl WindowPass {
 /// Shared memory of a pass, in floats: of each chunk planes of images, then weights. Results take
 /// their place.
 struct PassShared {
-    /// Channels of a chunk. On units of f32 all of them if they are few, else half as many for two
-    /// chunks at a time; on tensor cores half as many, and the words that they become.
+    /// Channels of a chunk. On units of f32 at most [`WORDS`] in the only chunk, or half as many in
+    /// each of two buffers. On tensor cores at most as many as make [`WORDS`] / 2 words (4 channels
+    /// if a tile has 8 groups); the words are stored beside the chunk.
     chunk: usize,
     /// From chunk to chunk.
     buffer: usize,
@@ -277,7 +278,7 @@ struct PassShared {
     plane: usize,
     /// From channel to channel of the results.
     staging: usize,
-    /// Planes, the first float of the weights.
+    /// First float of the weights, after the planes.
     weights: usize,
     /// From channel to channel of the weights.
     filter: usize,
@@ -385,7 +386,7 @@ struct WeightShared {
     plane: usize,
     /// From row to row of the gradient.
     staging: usize,
-    /// Planes, the first float of the gradient.
+    /// First float of the gradient, after the planes.
     weights: usize,
     words: SharedWords,
     /// Threads that share a tile's rows, and all threads.
@@ -406,7 +407,7 @@ impl WeightShared {
     ) -> WeightShared {
         let (cols, chunk) = (groups * GROUP, channels.min(CHUNK));
         let matrices = windows::on_matrices(precision);
-        // Rows are an odd number of banks apart: the threads of a warp read four rows at a time.
+        // On units of f32 rows are an odd number of banks apart: a warp reads four at a time.
         let pitch = if matrices { tiles.w + 2 } else { tiles.w + 3 };
         let (staging, plane) = (apart(tiles.w * cols, 4), tiles.plane(pitch, chunk));
         let weights = chunk * plane;

@@ -4,7 +4,9 @@
 // Both need the gradient of the raw output, which is computed from raw output and incoming gradient
 // where they are read. The images are cut into slices; a slice has blocks for the weights, for some
 // channels each, and blocks for the data, for a tile each. Both kinds alternate, so that the second
-// finds the elements of the first in the cache. The last block of each kind adds up its sums.
+// finds the elements of the first in the cache. Of the blocks with the same part of the weights the
+// last one adds up their sums over the slices; the last of all data blocks adds up the sums for the
+// norm before the convolution, if there is one.
 #include "product.cuh"
 #include "fused.cuh"
 

@@ -3,7 +3,7 @@
 //
 // A block computes a tile of pixels for up to 64 channels, and goes through the channels that it
 // reads a few at a time: their planes with a border of one pixel lie in shared memory, then the
-// weights, as [channel][tap][column].
+// weights, as [channel][tap][column], or for tensor cores as [tap][word][column].
 #include "product.cuh"
 #include "fused.cuh"
 

@@ -285,7 +285,7 @@ __device__ __forceinline__ void load_weights(const Filter& of, const Area& area,
     }
 }
 
-// Whether this is the last of `count` blocks to arrive: then it sees everything that the others
+// Whether this is the last of `blocks` blocks to arrive: then it sees everything that the others
 // wrote before. Its ticket is 0 before and after.
 __device__ __forceinline__ bool is_last(Span<u32> tickets, u32 which, u32 blocks) {
     __shared__ bool last;

@@ -21,7 +21,8 @@ struct Head {
     u32 precision;
 };
 
-// Sum over an image's pixels of one channel, by the threads of a column.
+// This thread's part of the sum of one channel over an image's pixels, which a column of threads
+// shares.
 template <u32 KIND>
 __device__ __forceinline__ double sum_of(const Head& s, Span<const Value> z, const Affine& a,
                                          u32 image, u32 channel) {
