@@ -10,10 +10,11 @@
 //!   synchronisation, a blocking copy, `cuMemFree`), or queries it (a query runs a random number of
 //!   commands). The seed determines the order, which only stream order and events restrict. This
 //!   reveals a missing wait, and a page-locked buffer or memory that is reused or freed too early.
-//!   The same seed and the same calls give the same order.
-//! - **Kernels are compiled** by the C++ compiler after a header (`kernel/shim.h`) that has the
-//!   built-in functions. Threads of a block are fibers. Blocks run forward, reversed or shuffled,
-//!   and so do the threads of a block between two barriers.
+//!   The same seed and the same calls give the same order, except with NCCL, whose threads run
+//!   streams as well.
+//! - **Kernels are compiled** by the C++ compiler, behind a header (`kernel/shim.h`) with the
+//!   built-in functions of CUDA. Threads of a block are fibers. Blocks run forward, reversed or
+//!   shuffled, and so do the threads of a block between two barriers.
 //! - **Memory is hostile.** Fresh memory and shared memory are full of poison (a NaN). Next to each
 //!   allocation are a guard zone, checked after each command, and inaccessible pages. The pages of
 //!   freed memory are unmapped. Pointers among the arguments of kernels and of graph nodes are
@@ -51,7 +52,7 @@
 //! | `MERISTEM_STANDIN_SEED` | decides every order | 0 |
 //! | `MERISTEM_STANDIN_DEVICES` | number of devices | 1 |
 //! | `MERISTEM_STANDIN_MEMORY` | bytes of memory of each device | 8 GiB |
-//! | `MERISTEM_STANDIN_SHARED` | most bytes of shared memory of a block; 101376 of 8.6 | 232448 |
+//! | `MERISTEM_STANDIN_SHARED` | most bytes of dynamic shared memory (sm_86: 101376) | 232448 |
 //! | `MERISTEM_STANDIN_NCCL` | version of NCCL, as 22703 | 2.27.3 |
 //! | `MERISTEM_STANDIN_NCCL_DIE` | number of the point in NCCL's work at which the process dies | |
 //! | `MERISTEM_STANDIN_NCCL_HANG` | number of the group of calls at which the process hangs | |
@@ -60,7 +61,7 @@
 //! | `MERISTEM_STANDIN_NCCL_VANISH` | number of the group at which the machine vanishes | |
 //! | `MERISTEM_STANDIN_NCCL_SLOW` | seconds before a message of more than 16 MiB is read | 0 |
 //! | `MERISTEM_STANDIN_NCCL_NOTICES` | 1, 0: a lost process is noticed, or not | by chance |
-//! | `MERISTEM_STANDIN_SERIAL` | 1: no answer while an exchange waits for others | 0 |
+//! | `MERISTEM_STANDIN_SERIAL` | 1: `cuEventQuery` waits while an exchange waits for others | 0 |
 //! | `MERISTEM_STANDIN_CALLS` | file to which the names of called driver functions go | |
 //! | `MERISTEM_STANDIN_COMPILER` | the C++ compiler, GCC 12 or newer | `g++` |
 //! | `MERISTEM_STANDIN_FLAGS` | more flags for it, such as `-fsanitize=address` | |

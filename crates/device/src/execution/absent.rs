@@ -1,5 +1,5 @@
 //! CUDA in a build without it: types without values, so that all other modules compile in the same
-//! way. No other module may rely on the types having no values: there the compiler would warn of
+//! way. Only this module sees that the types have no values: elsewhere the compiler would warn of
 //! unreachable code.
 
 use std::error::Error as StdError;

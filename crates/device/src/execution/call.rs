@@ -171,8 +171,9 @@ impl Program {
         self.0.list.iter().all(|call| call.pieces.is_some())
     }
 
-    /// The name of the kernel of each call that has blocks, in order, with the bytes of its
-    /// tensors: the memory traffic if it reads or writes each element once.
+    /// The name of the kernel of each call that has blocks, in order, with the bytes of its pieces:
+    /// the memory traffic if it reads or writes each element once. 0 bytes for a call without
+    /// pieces, whose tensors are known at the launch only.
     pub fn traffic(&self) -> impl Iterator<Item = (&'static str, usize)> {
         let calls = self.0.list.iter().filter(|call| call.blocks > 0);
         calls.map(|call| {

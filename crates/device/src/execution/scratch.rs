@@ -6,12 +6,12 @@
 //!
 //! Invariants
 //! - A piece is in one place: among the free ones, or with the one kernel that borrowed it.
-//! - The number of pieces of the current size is the number of kernels that can borrow one at the
+//! - There are at least as many pieces of the current size as kernels that can borrow one at the
 //!   same time: the number of streams with a reservation, but at most the number of workers. A
 //!   larger size replaces all of them; a kernel that holds a smaller piece gives it back to the
 //!   pool.
-//! - A kernel in flight holds its reservation, so that a piece exists when it runs. With the last
-//!   reservation all pieces are given back.
+//! - A kernel in flight holds its reservation, so that a piece exists when it runs. When the last
+//!   reservation is dropped, all pieces are given back.
 //! - A host thread that finds no memory waits for pieces that kernels in flight will give back, so
 //!   that the success of a request does not depend on timing.
 

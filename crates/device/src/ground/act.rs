@@ -12,7 +12,8 @@ pub struct Counts {
     pub copies_to_device: u64,
     /// Times that a host thread waited for the device.
     pub synchronizations: u64,
-    /// Requests to the memory pool, including those that reuse memory.
+    /// Requests to the memory pool, including those that reuse memory; on a CUDA device also graphs
+    /// that are built, and buffers that are added to a ring of host buffers.
     pub allocations: u64,
     /// Launches of kernels, and copies and fills inside of the device ([`Stream::copy`],
     /// [`Stream::fill`]). Host copies and the zeroing of new memory are not counted.
@@ -71,7 +72,7 @@ pub enum Act {
     CopyToDevice,
     /// A host thread waits for the device.
     Synchronize,
-    /// A request to the memory pool.
+    /// A request to the memory pool, or another act that [`Counts::allocations`] counts.
     Allocate,
     /// A launch of a kernel, or a copy or fill inside of the device: counted, and never forbidden.
     Launch,

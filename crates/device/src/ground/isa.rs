@@ -145,7 +145,8 @@ impl Isa {
         }
     }
 
-    /// Whether the processor executes an operation on 512 bits as two on 256 bits (`avx512-256`).
+    /// Whether this is `avx512-256`, for processors that execute an operation on 512 bits as two on
+    /// 256 bits.
     pub const fn halves(self) -> bool {
         self.halves
     }

@@ -6,7 +6,8 @@ use super::{device, is_quick, tensor};
 use crate::ground::sync::{Arc, RaceCell};
 use crate::{LaunchGroup, Stream, Tensor, in_parts};
 
-/// Runs every interleaving of `program` with at most `preemptions` preemptions.
+/// Runs every interleaving of `program` with at most `preemptions` preemptions, or fewer if
+/// `MODELS_QUICK` is set.
 fn check(preemptions: usize, program: impl Fn() + Send + Sync + 'static) {
     let mut model = loom::model::Builder::new();
     let fewer = if is_quick() { preemptions.min(2.max(preemptions - 1)) } else { preemptions };

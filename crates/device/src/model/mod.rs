@@ -11,8 +11,8 @@
 //! A lost wake-up shows as a deadlock, a missing order as a race or a wrong value. With both
 //! features loom is used. Only the tests of this module run in such a build:
 //! `cargo test -p meristem-device --features loom --lib model`, and the same with `shuttle`. With
-//! the variable `MODELS_QUICK` loom takes one preemption less, but at least two, and shuttle a
-//! fourth of the schedules: a fourth of the time.
+//! the variable `MODELS_QUICK` loom takes one preemption less, if two remain, and shuttle a fourth
+//! of the schedules: the tests then take about a fourth of the time.
 
 #![allow(clippy::unwrap_used, reason = "models fail by panicking, their helpers too")]
 

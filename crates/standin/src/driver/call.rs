@@ -24,7 +24,7 @@ pub(super) type DriverAnswer<T = ()> = Result<T, CUresult>;
 /// The error for invalid arguments.
 pub(super) const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Declares functions of the driver. The body ends in an `DriverAnswer`.
+/// Declares functions of the driver. The body ends in a `DriverAnswer`.
 macro_rules! driver {
     ($(
         $(#[$doc:meta])*
@@ -52,8 +52,8 @@ macro_rules! driver {
 }
 pub(super) use driver;
 
-/// Appends the name of a called function to the file in `MERISTEM_STANDIN_CALLS`, if it is set: a
-/// test of how many calls a step takes reads it.
+/// Appends the name of a called function to the file in `MERISTEM_STANDIN_CALLS`, if it is set. A
+/// test reads the file to count the calls of a step.
 pub(super) fn log(function: &str) {
     static FILE: OnceLock<Option<File>> = OnceLock::new();
     let open = || {
@@ -81,7 +81,8 @@ pub(super) fn initialise() -> DriverAnswer {
 }
 
 fn lock() -> MutexGuard<'static, Option<SimMachine>> {
-    // A panic in another call has ended the process: no panic unwinds out of these functions.
+    // A panic in a driver function ends the process: it cannot unwind out of `extern "C"`. A panic
+    // in a thread of `nccl` does not, and leaves the machine as it was at that moment.
     MACHINE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 

@@ -19,7 +19,7 @@ driver! {
     }
 
     /// Releases the primary context of a device. The last release destroys all objects of the
-    /// context; a fault of the device stays.
+    /// context except graphs that are not executable; a fault of the device stays.
     fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
         machine(|machine| {
             let device = place(machine, dev)?;

@@ -51,8 +51,8 @@ driver! {
         })
     }
 
-    /// Whether an event is reached. Some commands of any streams run before. With
-    /// `MERISTEM_STANDIN_SERIAL=1` there is no answer while an exchange waits for other processes.
+    /// Whether an event is reached. Some commands of any streams run before the answer. With
+    /// `MERISTEM_STANDIN_SERIAL=1` this waits while an exchange waits for other processes.
     fn cuEventQuery(hEvent: CUevent) {
         let ask = || in_context(|machine, device| {
             let recorded = machine.events.get(hEvent as u64)?.recorded;
@@ -75,9 +75,9 @@ driver! {
         wait(|machine, _| Ok(machine.events.get(event)?.recorded.into_iter().collect())).map(drop)
     }
 
-    /// Milliseconds between two events, of a device that runs the commands of all streams at once
-    /// and each in one microsecond: a trace shows what the order of the streams permits, and not
-    /// how long work takes.
+    /// Milliseconds between two events on an imaginary device, which runs all streams at once and
+    /// takes one microsecond for each operation: a trace shows what the order of the streams
+    /// permits, and not how long work takes.
     fn cuEventElapsedTime_v2(pMilliseconds: *mut f32, hStart: CUevent, hEnd: CUevent) {
         in_context(|machine, _| {
             let (start, end) = (hStart as u64, hEnd as u64);

@@ -1,13 +1,14 @@
 //! The functions of NCCL that the backend uses: memory of devices goes from process to process over
 //! sockets of this machine.
 //!
-//! Communicators do not block: joining a group, ending a group of calls and finalizing continue in
-//! a thread, and meanwhile only `ncclCommGetAsyncError` and `ncclCommAbort` may be called.
+//! Communicators do not block: joining a group of ranks, ending a group of calls (two of three) and
+//! finalizing continue in a thread, and meanwhile only `ncclCommGetAsyncError` and `ncclCommAbort`
+//! may be called.
 //!
 //! An exchange is a command of its stream. It waits for other processes, which may wait for this
 //! process, so a thread runs streams until the exchange is done. If a process is gone, only
-//! `ncclCommAbort` ends the exchange, and the device stays healthy. Every second communicator
-//! notices the loss and reports it by `ncclCommGetAsyncError`.
+//! `ncclCommAbort` ends the exchange, and the device stays healthy. The members of about every
+//! second group notice the loss and report it by `ncclCommGetAsyncError`.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void};
@@ -85,7 +86,8 @@ unsafe fn member<'a>(comm: ncclComm_t) -> Option<&'a SharedMember> {
     unsafe { comm.cast::<SharedMember>().cast_const().as_ref() }
 }
 
-/// Refuses a call while a thread is at work for the member, or after it was finalized.
+/// Refuses a call while a thread is at work for the member, after it was finalized, or after it has
+/// failed.
 fn idle(member: &NcclMember, function: &str) -> Result<(), ncclResult_t> {
     let state = lock(member);
     if state.in_progress || state.finalized {
@@ -221,8 +223,8 @@ pub unsafe extern "C" fn ncclCommInitRankConfig(
     ncclResult_t::ncclInProgress
 }
 
-/// Whether a communicator notices that another process is gone: every second one does, by the port
-/// of the group, unless `MERISTEM_STANDIN_NCCL_NOTICES` is 0 or 1.
+/// Whether a communicator notices that another process is gone: in groups with an even port, unless
+/// `MERISTEM_STANDIN_NCCL_NOTICES` is 0 or 1. `port` is the low byte of the port.
 fn notices(port: u8) -> bool {
     match std::env::var("MERISTEM_STANDIN_NCCL_NOTICES").as_deref() {
         Ok("0") => false,
@@ -309,7 +311,8 @@ pub extern "C" fn ncclGroupStart() -> ncclResult_t {
     ncclResult_t::ncclSuccess
 }
 
-/// Ends a group of calls and enqueues them, some of them in a thread.
+/// Ends a group of calls. The outermost end enqueues them, one batch for each communicator and
+/// stream, two batches of three in a thread. Each batch counts as one group for the planted faults.
 #[unsafe(no_mangle)]
 pub extern "C" fn ncclGroupEnd() -> ncclResult_t {
     static GROUPS: AtomicU64 = AtomicU64::new(0);

@@ -2,13 +2,13 @@
 
 use std::env;
 
-/// Largest dynamic shared memory of compute capability 9.0, in bytes; kernels reserve this size.
+/// Largest dynamic shared memory of compute capability 9.0, in bytes; each module has room for it.
 pub(crate) const SHARED_MAX: usize = 232_448;
 
 /// Settings of the stand-in, read once by `cuInit`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StandinSettings {
-    /// Decides the order in which streams, blocks and threads run, and the poison.
+    /// Decides the order in which streams, blocks and threads run.
     pub(crate) seed: u64,
     /// Number of devices.
     pub(crate) devices: usize,
@@ -30,7 +30,8 @@ impl StandinSettings {
     }
 }
 
-/// A limit between what every device permits without being asked and what there is room for.
+/// Checks the limit of dynamic shared memory: at least 48 KiB, which every device permits by
+/// default, and at most [`SHARED_MAX`], for which modules have room.
 fn shared(bytes: u64) -> Result<usize, String> {
     let known = usize::try_from(bytes).ok().filter(|n| (48 << 10..=SHARED_MAX).contains(n));
     known.ok_or_else(|| {

@@ -66,7 +66,8 @@ pub(crate) fn compile(
 /// Place of the stamp in code: padding of the ELF header, which is zero.
 const STAMP: std::ops::Range<usize> = 9..16;
 
-/// Bytes that identify the compiler of this process, because the backend caches code.
+/// A hash of the compiler's name, its additional flags and the shim: the backend caches code, and
+/// the loader refuses code that was compiled with others.
 fn stamp() -> [u8; STAMP.end - STAMP.start] {
     let (compiler, flags) = command();
     let [_, rest @ ..] = source::stamp(&[&compiler, &flags]).to_le_bytes();

@@ -12,7 +12,7 @@ use crate::memory::{Asan, Mapping};
 const STACK: usize = 256 << 10;
 
 /// Stacks begin at different distances from their ends, so that they do not share the same sets of
-/// the cache: an odd number of its lines times the number of the stack, modulo a prime.
+/// the cache. The distance is the number of the stack modulo a prime, times an odd number of lines.
 const COLOUR: usize = 17 * 64;
 const COLOURS: usize = 61;
 

@@ -3,7 +3,7 @@
 //
 // Threads of a block are fibers that take turns on one thread of the host, one block after the
 // other. So variables in shared memory are plain static variables: nothing else may be in .bss
-// (kernel/module.rs fills it with poison before each block), and the shim's own are in .data.
+// (kernel/grid.rs fills it with poison before each block), and the shim's own are in .data.
 
 using size_t = __SIZE_TYPE__;
 using int8_t = signed char;
@@ -16,7 +16,7 @@ using int64_t = long long;
 using uint64_t = unsigned long long;
 using uintptr_t = __UINTPTR_TYPE__;
 
-// Exported: that a kernel is extern "C" is seen by its name.
+// Exported, so that a lookup by name finds the kernels that are extern "C", and only these.
 #define __global__ __attribute__((visibility("default"), used))
 #define __device__
 #define __host__
@@ -63,7 +63,7 @@ struct dim3 {
 struct meristem_host {
   // Waits until all threads of the warp (warp = 1) or of the block have come to the same place.
   void (*wait)(int warp, const char* file, int line);
-  // A thread has ended while others wait at the block's barrier.
+  // The last thread that did not wait at the block's barrier has ended: releases the barrier.
   void (*ended)();
   // Ends the kernel. `code` is that of the driver's error.
   void (*fail)(int code, const char* what, const char* file, int line) __attribute__((noreturn));
@@ -82,7 +82,7 @@ struct meristem_block {
   unsigned live;          // threads that have not ended
   unsigned waiting;       // threads that wait at the block's barrier
   unsigned current;       // number of the thread that runs
-  unsigned long long* lanes;  // what threads give to others of their warp, in two turns
+  unsigned long long* lanes;  // two buffers for the values that threads give to their warp
   unsigned char turn[32]; // exchanges of each warp so far, modulo 2
 };
 
@@ -140,8 +140,8 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, MERISTEM_HERE) {
 // Words of each lane.
 static constexpr int meristem_words = 3;
 
-// Gives the own value to the warp; the values of all lanes. Two buffers take turns: nobody writes to
-// one before all lanes have read it.
+// Gives the own value to the warp; returns the values of all lanes. Two buffers take turns: nobody
+// writes to one before all lanes have read it.
 template <typename T>
 static inline const unsigned long long* meristem_exchange(unsigned mask, const T& value, const char* file, int line) {
   static_assert(sizeof(T) <= 8 * meristem_words, "values of at most 24 bytes are exchanged");
@@ -545,5 +545,5 @@ template <typename... A, void (*F)(A...)> struct meristem_entry<F> {
 constexpr unsigned meristem_bounds() { return 0; }
 template <typename... Rest> constexpr unsigned meristem_bounds(unsigned threads, Rest...) { return threads; }
 
-// In CUDA it may follow __shared__, which is an attribute there; a number of bytes only.
+// alignas may follow __shared__ in CUDA, where that is an attribute. Here: a number of bytes only.
 #define alignas(bytes) __attribute__((aligned(bytes)))

@@ -1,7 +1,7 @@
 //! Connections between the processes of a group of devices, and exchanges over them.
 //!
-//! As in NCCL, the loss of a process ends no exchange: a process that waits for its messages waits
-//! until its own member of the group is aborted.
+//! As in NCCL, the loss of a process ends no exchange: a process that waits for messages of the
+//! lost one waits until its own member of the group is aborted.
 
 use std::collections::VecDeque;
 use std::io::{Read, Result, Write};
@@ -62,7 +62,7 @@ pub(crate) fn mortal() {
     }
 }
 
-/// Ends a group of calls; hangs if the process must hang there.
+/// Called at the end of a group of calls: hangs if the process must hang there.
 pub(crate) fn hangs() {
     static FATE: FaultPoint = FaultPoint::from_variable(HANG);
     if FATE.is_met() {
@@ -88,7 +88,7 @@ pub(crate) fn vanishes() -> bool {
     FATE.is_met()
 }
 
-/// Stops for ever.
+/// Stops the calling thread for ever.
 pub(crate) fn rest() -> ! {
     loop {
         thread::park();

@@ -73,7 +73,7 @@ enum Mood {
     Idle,
     /// As often as other streams.
     Fair,
-    /// First.
+    /// Up to 63 commands of any streams run first; then as [`Mood::Fair`].
     Eager,
 }
 
@@ -147,8 +147,8 @@ impl SimMachine {
         Ok(StreamPoint { stream, at: queue.enqueued })
     }
 
-    /// The order with the default stream: its commands come after the commands of all blocking
-    /// streams of the device, and the other way round.
+    /// The order with the default stream: a command of it comes after the earlier commands of all
+    /// blocking streams of the device, and a command of these after its earlier commands.
     fn legacy(&self, stream: u64) -> Result<Vec<StreamPoint>, CUresult> {
         let own = self.streams.get(stream)?;
         let default = self.devices[own.device].default_stream;
@@ -185,8 +185,8 @@ impl SimMachine {
         Ok(StreamPoint { stream, at: self.streams.get(stream)?.enqueued })
     }
 
-    /// Runs streams until all points are done, or one of their devices has a fault, and returns
-    /// true. Returns false if all remaining work waits for messages of other processes.
+    /// Runs streams until all points are done, and returns true. Returns false if the rest of the
+    /// work waits for messages of other processes, and an error if a device of a point has a fault.
     pub(crate) fn advance(&mut self, points: &[StreamPoint]) -> Result<bool, CUresult> {
         let mood = [Mood::Idle, Mood::Fair, Mood::Eager][self.random.below(3)];
         let waiting = |machine: &Self| points.iter().any(|point| !machine.is_done(*point));
@@ -358,7 +358,8 @@ impl SimMachine {
         }
     }
 
-    /// Destroys all objects of a device's context after its work is done.
+    /// Destroys all objects of a device's context after its work is done, except the default stream
+    /// and graphs that are not executable, which belong to no device.
     pub(crate) fn close(&mut self, device: usize) {
         // After a fault, which has been reported, there is nothing to wait for. Exchanges that
         // other processes never reach end with the context.

@@ -1,8 +1,9 @@
 //! A cache of compiled kernels on disk, shared by processes.
 //!
-//! The name of a file is a hash of the inputs of the compilation. The file contains the inputs in
-//! full, and a hash of the code, so a file with other inputs, or one that was truncated or changed,
-//! is no hit. The cache only saves time: files that cannot be read or written are ignored.
+//! The name of a file is a hash of the inputs of the compilation, and the compiler's version. The
+//! file contains the inputs in full, and a hash of the code, so a file with other inputs, or one
+//! that was truncated or changed, is no hit. The cache only saves time: files that cannot be read
+//! or written are ignored.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -339,7 +339,7 @@ pub(super) struct Pinned {
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// Allocates `count` pieces of `size` bytes, at least one, in one call of the driver.
+    /// Allocates `count` pieces of `size` bytes in one call of the driver; `count` is not zero.
     pub(super) fn pieces(size: usize, count: usize) -> Called<Vec<Pinned>> {
         let allocation = Arc::new(PinnedAllocation::new(size * count)?);
         let piece = |i: usize| {

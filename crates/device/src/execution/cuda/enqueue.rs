@@ -25,7 +25,7 @@ pub(super) struct Completion {
     pub(super) staging: Option<StagingBuffer>,
     /// A graph that runs.
     pub(super) graph: Option<Arc<CudaGraph>>,
-    /// The group whose memory an exchange uses.
+    /// The membership whose communicator an exchange uses.
     pub(super) member: Option<Arc<PeerMembership>>,
     /// Destination of a download, and its pieces in the staging memory.
     pub(super) download: Option<(Box<dyn Download>, StagedRanges)>,

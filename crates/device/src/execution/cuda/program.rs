@@ -19,8 +19,8 @@ pub(crate) struct BoundProgram {
     /// The modules of the functions live as long as the context.
     context: Weak<CudaContext>,
     functions: Vec<KernelFunction>,
-    /// Requirements on each argument, by position; `None` if a call takes arguments whole: then
-    /// every launch is checked call by call.
+    /// Requirements on each argument, by position, see [`needs`]. `None`: every launch is checked
+    /// call by call.
     needs: Option<Vec<ArgumentNeed>>,
 }
 
@@ -43,7 +43,7 @@ struct ArgumentNeed {
     written: bool,
 }
 
-/// A tensor among the parameters of a kernel: `KernelSpan` of meristem.cuh.
+/// A tensor among the parameters of a kernel: `Span` of meristem.cuh.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct KernelSpan {
@@ -199,8 +199,9 @@ fn bind(context: &CudaContext, call: &Call) -> Called<KernelFunction> {
     module.function(call.kernel, call.shared)
 }
 
-/// Requirements of a program on its arguments; `None` if a call takes arguments whole, or if the
-/// end of a piece overflows.
+/// Requirements of a program on its arguments; `None` if a call takes arguments whole, or if a
+/// piece is of an argument beyond [`ARGUMENTS_MAX`], begins within an element, or has an end that
+/// overflows.
 fn needs(program: &Program) -> Option<Vec<ArgumentNeed>> {
     let mut needs = vec![];
     for call in &program.0.list {

@@ -36,7 +36,8 @@ use crate::hooks::Counters;
 /// Number of issued commands at which a queue polls the device, to forget completed commands.
 const POLL_AT: usize = 256;
 
-/// A command of this stream. Both numbers grow from one command to the next.
+/// A command of this stream. From one command to the next `number` grows, and `sequence` grows or,
+/// for a wait that needs no event, stays.
 struct IssuedCommand {
     /// Number of the command in this stream.
     number: u64,
@@ -210,7 +211,7 @@ impl CudaQueue {
         self.stream.handle()
     }
 
-    /// Blocks until the device has no work, of other code of the process either.
+    /// Blocks until the device has no work, that of other code in the process included.
     pub(crate) fn wait_for_device(&self) {
         self.stream.context().synchronize();
     }

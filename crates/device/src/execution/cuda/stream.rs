@@ -65,8 +65,8 @@ pub(crate) struct CudaStream {
     /// Sequence number of the latest task known to be completed.
     completed: AtomicSeq,
     state: Mutex<CudaStreamState>,
-    /// Graphs that were launched, the latest last. A graph belongs to one stream, because launches
-    /// of a graph must follow one another.
+    /// Graphs that were built, the latest used last. A graph belongs to one stream, because
+    /// launches of a graph must follow one another.
     graphs: Mutex<Vec<Arc<CudaGraph>>>,
 }
 
@@ -317,8 +317,9 @@ impl CudaStream {
         self.event_after(&mut lock(&self.state), sequence)
     }
 
-    /// Issues a task after all earlier ones and after `events`; returns its sequence number. Does
-    /// not wait for the device.
+    /// Issues a task after all earlier ones and after `events`; returns its sequence number, or
+    /// that of the latest task if there is neither a task nor an event. Does not wait for the
+    /// device.
     pub(super) fn issue(
         &self,
         events: &[Arc<CudaEvent>],

@@ -25,8 +25,8 @@ pub trait Vectorized {
 }
 
 /// Runs `kernel`, compiled for the instruction set `isa`. Kernels pass
-/// [`Args::isa`](crate::Args::isa). NEON is part of every aarch64, so all of a program for it is
-/// compiled for it.
+/// [`Args::isa`](crate::Args::isa). NEON is part of every aarch64, so a program for aarch64 is
+/// compiled for it as a whole, and `kernel` runs as it is.
 pub fn vectorize<K: Vectorized>(isa: Isa, kernel: K) -> K::Output {
     match isa.level() {
         // SAFETY: an `Isa` of this level exists only on machines that have it.

@@ -7,8 +7,8 @@
 //!     for each access of the launch:
 //!         for each segment of the block's shadow that it touches:
 //!             for each recorded access a of the segment:
-//!                 if a or the new access writes, and a is on another stream,
-//!                 and a is not in `before`:                            report a race, refuse
+//!                 if a or the new access writes, or they are of two storages,
+//!                 and a is on another stream and not in `before`:      report a race, refuse
 //!         record the access in the segment
 //!     clock(s) = before, from this command on
 //! ```

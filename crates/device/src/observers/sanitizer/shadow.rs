@@ -4,7 +4,8 @@
 //! - Segments are sorted, disjoint, not empty, and no two adjacent ones are equal.
 //! - A dropped access is ordered before a stored one: a write drops every earlier access, a read
 //!   drops every earlier read that is ordered before it. So work ordered after all stored accesses
-//!   is ordered after all earlier accesses, and a later, ordered access never hides a race.
+//!   is ordered after all earlier accesses, and a later, ordered access never hides a race. The
+//!   exception is a block with more than `MOST_SEGMENTS` segments.
 
 use std::ops::Range;
 use std::panic::Location;
@@ -15,7 +16,8 @@ use super::clock::{Tag, VectorClock};
 use crate::ground::sync::{Arc, AtomicU64};
 use crate::ground::{AccessKind, Owner, RaceAccess};
 
-/// Largest number of segments of a block; above it, the least recently used half is dropped.
+/// Largest number of segments of a block; above it, the least recently used half is dropped, and a
+/// race with an access in it is missed.
 const MOST_SEGMENTS: usize = 4096;
 
 /// A storage, as in reports.

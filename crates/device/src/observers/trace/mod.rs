@@ -80,7 +80,7 @@ impl Trace {
     }
 
     /// Begins a trace like [`create`](Trace::create), with at most `events_max` events, not
-    /// counting names of lanes.
+    /// counting names of lanes, ends of spans, and arrows.
     ///
     /// # Errors
     /// The errors of [`create`](Trace::create).

@@ -61,8 +61,9 @@ impl Recorder {
     }
 }
 
-/// A lane of the trace. Written by one thread at a time: the worker that has the stream, or the
-/// host thread. The lock is for the writer, which takes it a few times a second.
+/// A lane of the trace. Written by one thread at a time: the worker that has the stream (of a CUDA
+/// stream, a thread that holds its lock), the host thread, or, for the memory in use, a thread that
+/// holds the pool's lock. The lock here is for the writer, which takes it a few times a second.
 pub(super) struct TraceLane {
     pub(super) recorder: Arc<Recorder>,
     pub(super) process: u64,

@@ -14,10 +14,10 @@ use super::recorder::{HOST_PROCESS, Recorder, Signal, TraceLane};
 use crate::ground::sync::{Arc, Ordering, lock};
 use crate::ground::{Error, Owner, Result};
 
-/// Interval at which the lanes are emptied. If the process is killed, the events since then are
-/// lost.
+/// Interval at which the lanes are emptied. If the process is killed, the events since the last
+/// time are lost.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Number of the latest commands of a stream to which a wait can have an arrow.
+/// Number of the latest commands of a stream that are remembered: an arrow to a wait begins at one.
 const REMEMBERED: usize = 8192;
 /// The lane of the process itself, which has no thread.
 const HOST: TracePlace = TracePlace { process: HOST_PROCESS, lane: 0 };
@@ -201,7 +201,8 @@ impl TraceWriter {
     }
 }
 
-/// The last nanosecond of a slice: an arrow ends at the slice that encloses its time.
+/// The last nanosecond of a slice. A viewer draws an arrow from the slice that encloses its first
+/// time to the next slice after its last one.
 fn last_moment(start: u64, end: u64) -> u64 {
     end.saturating_sub(1).max(start)
 }

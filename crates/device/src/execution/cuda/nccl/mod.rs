@@ -1,8 +1,8 @@
 //! Memberships of devices in groups that exchange data over NCCL. An exchange is a launch of a
 //! stream: the arguments that it reads are sent, and the arguments that it writes are received.
 //!
-//! NCCL only moves bytes, by sends and receives. Sums are computed by kernels of this project, in
-//! an order that NCCL does not guarantee.
+//! NCCL only moves bytes, by sends and receives. Kernels of this project compute the sums, in a
+//! fixed order, which NCCL's own reductions do not guarantee.
 //!
 //! Communicators do not block (`ncclConfig_t::blocking` is 0): a long call continues in a thread of
 //! NCCL, and is polled. So a waiting thread can give up, and a watching thread can abort a
@@ -10,8 +10,8 @@
 //!
 //! Invariants
 //! - A communicator is used under its lock, and is `None` once it was aborted.
-//! - Members of a group are connected when they have joined, so no later exchange waits for another
-//!   process on the host.
+//! - Members of a group are connected when they have joined, so no later exchange makes the host
+//!   wait for another process.
 //! - An exchange is counted before any part of it is done. An event before it and an event after it
 //!   show the device's progress. Events are queried without a lock, because the driver may not
 //!   answer while a kernel hangs. A stream keeps the membership until the exchange is complete.
@@ -393,8 +393,8 @@ impl PeerMembership {
             .map_err(|source| Error::Cuda { device: self.context.id, source })
     }
 
-    /// Ends all exchanges. Their results are lost, so the device fails, unless it has only begun to
-    /// join.
+    /// Ends all exchanges. Their results are lost, so the device fails, unless the membership is
+    /// not connected yet.
     pub(crate) fn abort(&self, cause: Arc<dyn StdError + Send + Sync>) {
         // First, so that a thread that waits for a result finds the failure when its wait ends.
         let cause = self.aborted.get_or_init(|| CudaError::ExchangeAborted(cause));
