@@ -104,7 +104,7 @@ impl Options {
     }
 }
 
-/// Builds the library; the folder with the links to it.
+/// Builds the library and returns the folder with the links to it.
 fn build(root: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)

@@ -1,11 +1,11 @@
 //! At most six arguments: the elements of a tuple count one by one, because only their position
 //! distinguishes them, as with arguments.
 //!
-//! Clippy counts parameters, `self` among them; here each counts as often as it has leaves. A leaf
-//! is a type that is no tuple, also below references, in an `Option`, and by the name of a type
-//! alias, too, unless the crate has another type of that name. A list of tuples is one leaf. A
-//! parameter that is taken apart in the signature has at least as many leaves as its pattern has
-//! parts.
+//! Clippy counts parameters, `self` among them. Here a parameter counts as many times as its type
+//! has leaves: a tuple has the leaves of its elements, any other type is one leaf. References,
+//! `Option` and type aliases are looked through, except an alias whose name is also that of a
+//! struct or enum of the crate. A list of tuples is one leaf. A parameter that is taken apart in
+//! the signature has at least as many leaves as its pattern has parts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;

@@ -61,7 +61,7 @@ fn folders<'a>(root: &str, sources: &'a [Source]) -> BTreeMap<String, Arrows<'a>
     folders
 }
 
-/// Modules from which `start` can be reached and which can be reached from it, each set once.
+/// The sets of modules that can all reach each other, each set once.
 fn circles<'a>(arrows: &Arrows<'a>) -> BTreeSet<BTreeSet<&'a str>> {
     let modules: BTreeSet<&str> = arrows.keys().map(|(from, _)| *from).collect();
     let reached: BTreeMap<&str, BTreeSet<&str>> =

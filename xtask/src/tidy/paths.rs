@@ -26,7 +26,7 @@ pub(crate) struct Source {
     tests: Vec<String>,
 }
 
-/// Most re-exports on the way of a path.
+/// Largest number of re-exports that are followed for one path.
 const DEPTH_MAX: usize = 8;
 
 /// The modules of the crate whose sources are in `root`, without tests.
@@ -88,7 +88,8 @@ fn resolve<'a>(sources: &'a [Source], path: &[String], depth: usize) -> &'a [Str
     at
 }
 
-/// Collects the paths that a module names, into `sources` with the paths of its inline modules.
+/// Adds a module with the paths that it names to `sources`, and its inline modules. `empty` is the
+/// module without paths.
 fn walk(tokens: TokenStream, empty: &Source, sources: &mut Vec<Source>) {
     let mut own = empty.clone();
     scan(&tokens.into_iter().collect::<Vec<_>>(), &mut own, sources);
@@ -174,7 +175,7 @@ fn item_after(tokens: &[TokenTree], own: &mut Source) -> usize {
     3 + end
 }
 
-/// The path at the start of `tokens`; how many of them it has.
+/// Adds the path at the start of `tokens` to `own`. Returns the number of its tokens.
 fn take_path(tokens: &[TokenTree], own: &mut Source) -> usize {
     let line = tokens[0].span().start().line;
     let (mut path, mut at) = (vec![], 0);
@@ -187,7 +188,7 @@ fn take_path(tokens: &[TokenTree], own: &mut Source) -> usize {
     at.max(1)
 }
 
-/// One tree of a `use` item below `prefix`.
+/// Adds the paths of one tree of a `use` item, below `prefix`, to `own`.
 fn take_use(tokens: &[TokenTree], prefix: &[String], own: &mut Source) {
     let (mut path, mut at) = (prefix.to_vec(), 0);
     loop {
@@ -215,7 +216,8 @@ fn take_use(tokens: &[TokenTree], prefix: &[String], own: &mut Source) {
         _ => last,
     };
     let line = first.span().start().line;
-    // Where no root is named it may be a module below, or another crate: then it leads nowhere.
+    // A path without a root begins with a module below this one, or with another crate. The path of
+    // another crate then resolves to this module, which is no arrow.
     let below = || Some([&own.module[..], &path].concat());
     let Some(target) = absolute(&path, &own.module).or_else(below) else { return };
     own.named.push((target.clone(), line));

@@ -49,7 +49,8 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>, Box<dyn Error>> {
     Ok(findings)
 }
 
-/// Whether rules hold a file: sources and documents, without dated ones.
+/// Whether the rules apply to a file: Rust sources except those of tidy, the pages of docs/, and
+/// the pages at the root except the changelog.
 fn is_held(file: &File) -> bool {
     let is_source = file.path.ends_with(".rs") && !file.path.starts_with("xtask/src/tidy/");
     let is_page = file.path.ends_with(".md")

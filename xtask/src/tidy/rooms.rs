@@ -1,7 +1,8 @@
 //! The rooms of a crate use only the rooms that they are built on.
 //!
 //! `cycles` forbids circular imports, but allows either direction. Here a table fixes the direction
-//! for `device`: its engine does not import the observers, and the observers import only the hooks.
+//! for `device`: its engine does not import the observers, and the observers import only the hooks
+//! and the ground.
 
 use std::error::Error;
 

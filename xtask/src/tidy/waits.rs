@@ -12,7 +12,8 @@ use super::tree::{File, Tree, WAITS as TABLE};
 /// Crates that call the device. Waits inside `device` are not counted.
 const CRATES: [&str; 8] = ["comm", "data", "kernels", "nn", "grow", "control", "train", "meristem"];
 
-/// Functions that wait for a device. `to_vec` is one where its result can fail: a slice's cannot.
+/// Functions that wait for a device. A tensor's `to_vec` waits, too; unlike a slice's, it has an
+/// element type (`to_vec::<f32>()`), or a result that `?` checks.
 const WAITING: [&str; 7] = [
     "synchronize",
     "read_back",
@@ -74,7 +75,7 @@ fn is_looked_at(path: &str) -> bool {
     CRATES.iter().any(|name| path.starts_with(&format!("crates/{name}/src/")))
 }
 
-/// The table's first half, and its errors.
+/// The `[[wait]]` entries of the table, and a finding for each without a reason.
 fn entries(table: &str) -> Result<(Vec<Wait>, Vec<Finding>), Box<dyn Error>> {
     let table: toml::Table = table.parse().map_err(|error| format!("{TABLE}: {error}"))?;
     let (mut entries, mut findings) = (vec![], vec![]);
@@ -134,7 +135,7 @@ fn is_test(attributes: &[syn::Attribute]) -> bool {
     })
 }
 
-/// Whether this is a tensor's `to_vec`: with its element type, a slice's has none.
+/// Whether this is a `to_vec` with an element type, which only a tensor's has.
 fn is_tensor_to_vec(call: &syn::ExprMethodCall) -> bool {
     call.method == "to_vec" && call.turbofish.is_some()
 }

@@ -27,7 +27,8 @@ extern "C" __global__ void unmark(Span<const u32> list, Span<const u32> mask, Sp
     }
 }
 
-// Entries per tile, and warps (one per tile) per block; the same as in select.cu.
+// Entries per tile, as `TILE` in select.cuh, and warps per block, as in select.cu. A warp handles
+// one tile.
 #define TILE_ENTRIES 1024u
 #define WARPS 8u
 

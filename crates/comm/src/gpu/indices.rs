@@ -7,7 +7,7 @@ use super::{ABSENT, source};
 
 pub(super) static SOURCE: KernelSource = source!("indices.cu");
 
-/// Entries of a block of the kernels that count and write present entries, which remove holes.
+/// Entries per block of `count_present` and `write_present`, which remove holes.
 const ENTRIES_PER_BLOCK: usize = 8 * 1024;
 
 const READ: Operand = Operand::read::<u32>();
@@ -78,8 +78,8 @@ fn with_holes(compaction: &Compaction, call: Call) -> Vec<Call> {
     vec![call, count, tables.scan(1, tiles, ABSENT), write]
 }
 
-/// Moves the bounds so that all regions have equally many entries of `result`. The last selection
-/// with `tables` must be the selection that wrote `result`.
+/// Moves the bounds so that all regions have equally many entries of `result`. The last use of
+/// `tables` must be the selection that wrote `result`.
 pub(crate) fn divide_up(result: Piece, tables: TableArguments, bounds: Piece) -> Call {
     Call::each(&DIVIDE_UP, bounds.len).with_pieces([result, tables.picked(), bounds])
 }

@@ -1,10 +1,11 @@
-// Conversion between f32 and codes of eight bits; int8.rs describes the format.
+// Conversion between f32 and codes of eight bits; src/int8.rs describes the format.
 #include "comm.cuh"
 
-// Elements that share a scale; the same as in int8.rs.
+// Elements that share a scale; the same as in src/int8.rs.
 #define BLOCK 256
 
-// A warp for each block: its scale, its codes, and the elements without the codes' values.
+// Writes the scale and the codes of each block of elements, and subtracts the codes' values from
+// `acc`. A warp for each block.
 extern "C" __global__ void encode(Span<float> acc, Span<u8> codes, Span<float> scales) {
     locate(acc, codes, scales);
     i64 start = (i64)blockIdx.x * BLOCK;
@@ -20,7 +21,7 @@ extern "C" __global__ void encode(Span<float> acc, Span<u8> codes, Span<float> s
     }
     bool finite = most < 0x7f800000u;
     float scale = finite ? __uint_as_float(most) / 127.0f : __uint_as_float(0x7fc00000u);
-    // A subnormal scale has no bounded rounding.
+    // The rounding of a subnormal scale would not be bounded.
     if (scale < 0x1p-126f) scale = 0.0f;
     if (lane_of() == 0) scales[blockIdx.x] = scale;
     for (i64 i = start + lane_of(); i < end; i += WARP) {

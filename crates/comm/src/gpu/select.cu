@@ -11,13 +11,14 @@
 // Lists: the same steps without `visit` and `collect`; entries with the index NONE are holes. A
 // call may select in several rows, each a part of the list.
 //
-// A warp handles a tile of TILE entries. A tile has two numbers in a table: the position of its
-// candidates, and the number of entries to write. The order in which tiles reserve memory for
-// candidates depends on the order of the blocks, but no result does.
+// A warp handles a tile of TILE entries. A tile has two numbers in a table, each of two halves: the
+// position and the number of its candidates; and its numbers of entries above the threshold and at
+// it, which `scan` replaces by the sums over all tiles before it. The order in which tiles reserve
+// memory for candidates depends on the order of the blocks, but no result does.
 #include "number.cuh"
 #include "select.cuh"
 
-// Digits of a block's entries.
+// Number of a block's entries per digit, in shared memory.
 struct Bins {
     u32* of;
 
@@ -152,7 +153,7 @@ struct From {
 
 // Consecutive entries.
 struct Entries {
-    Span<const u32> indices;  // no elements: they are numbered from `start`
+    Span<const u32> indices;  // if empty, the entries are numbered from `start`
     Span<const Element> values;
     i64 from;
     u32 len;
@@ -163,7 +164,8 @@ struct Entries {
     }
 };
 
-// All entries of a row, or its candidates, which only the call for the first elements handles.
+// All entries of a row. If there are candidates, these instead: all of them in the call for the
+// first piece of memory, none in the others.
 __device__ __forceinline__ Entries all_entries(const From& from, const State* state,
                                                const TileRange& v) {
     if (v.listed) return {from.indices, from.values, state->start, state->end - state->start, 0};
@@ -241,7 +243,7 @@ __device__ __forceinline__ Lanes compare(const Entries& tile, u32 i, u64 thresho
     return {above, __ballot_sync(ALL_LANES, index != NONE && bits == threshold)};
 }
 
-// Counts the entries that each tile writes.
+// Counts the entries of each tile above the threshold, and those at it.
 extern "C" __global__ void count_selected(Span<const u32> indices, Span<const Element> values,
                                           Span<const u32> candidates, Span<const Element> candidate_values,
                                           Span<i64> table, Span<u32> control, TileRange v){

@@ -2,7 +2,7 @@
 #pragma once
 #include "comm.cuh"
 
-// The same as in select.rs.
+// The same as in threshold.rs.
 #define DIGIT 12u
 #define BINS 4096u
 #define TILE 1024u
@@ -13,7 +13,7 @@
 struct State {
     u64 prefix;    // upper bits of the threshold, as far as they are known; in the end all
     u64 digit;     // first digit of the threshold
-    u32 left;      // entries to take among those with these bits, in order
+    u32 left;      // entries to take among those with the bits of `prefix`, in order
     u32 wanted;    // entries to select
     u32 start;     // first slot of the row
     u32 end;       // slot after the last

@@ -15,7 +15,7 @@ const THREADS: u32 = 256;
 /// Largest number of blocks that count digits. Each block clears and adds its bins, so more blocks
 /// cost more.
 const COUNT_BLOCKS_MAX: usize = 1024;
-/// Elements of a block that counts digits, unless [`COUNT_BLOCKS_MAX`] blocks have more.
+/// Elements per block of `visit`, unless [`COUNT_BLOCKS_MAX`] blocks have more.
 const COUNT_ELEMENTS: usize = 4096;
 
 static VISIT: Typed = typed!("visit", VisitValues, [read T, write T, write T, read i64, write u32]);

@@ -1,7 +1,7 @@
 // Dense sums in rank order.
 #include "number.cuh"
 
-// Tensors per call; `MOST` in sum.rs.
+// Largest number of sources, and of targets, per call; `MOST` in sum.rs.
 #define MOST 8
 
 struct SumValues {

@@ -1,5 +1,5 @@
-// The steps of a selection that read only counts: the start, the choice of a digit, and the
-// positions of the results. select.cu describes all steps.
+// The steps of a selection that read no values: the start, the choice of a digit, and the positions
+// of the results. select.cu describes all steps.
 #include "select.cuh"
 
 struct BeginValues {
@@ -9,7 +9,8 @@ struct BeginValues {
     u32 unused;
 };
 
-// Clears the bins; the bounds give the slots of each row. One block per row.
+// Clears the bins and sets the state of each row; `bounds` divides the list into the rows. One
+// block per row.
 extern "C" __global__ void begin(Span<const u32> list, Span<const u32> bounds, Span<u32> control,
                                  BeginValues v) {
     locate(list, bounds, control);
@@ -26,7 +27,7 @@ extern "C" __global__ void begin(Span<const u32> list, Span<const u32> bounds, S
 
 struct ChooseValues {
     u32 bits;   // of the digit
-    u32 first;  // whether it is the first of elements: candidates may be collected
+    u32 first;  // whether it is the first digit, and the entries are elements, not a list
     u32 last;   // whether it is the last
     u32 known;  // whether the threshold of an earlier selection may be used
     u32 room;   // for candidates
@@ -60,7 +61,8 @@ __device__ __forceinline__ T prefix_sum(T value, T* part) {
     return warp == 0 ? value : value + part[warp - 1];
 }
 
-// Decides by the first digit of the elements.
+// After the first digit of elements: decides whether candidates are collected, and whether the
+// known threshold is used.
 __device__ __forceinline__ void choose_first(State* state, u32 digit, u32 found,
                                              const Span<const i64>& threshold, const ChooseValues& v) {
     state->digit = digit;

@@ -108,7 +108,7 @@ impl TableArguments {
         TableArguments { control: whole(first, control), tiles: whole(first + 1, tiles) }
     }
 
-    /// Number of entries picked by the last selection, in the first row.
+    /// Number of entries kept by the last selection or compaction, in the first row.
     pub(super) fn picked(self) -> Piece {
         Piece { start: self.control.start + PICKED * size_of::<u32>(), len: 1, ..self.control }
     }

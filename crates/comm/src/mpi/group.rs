@@ -6,7 +6,8 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::transport::others;
 
-/// Largest number of groups per process: MPI guarantees tags up to 32767, and a group uses three.
+/// Largest number that identifies a group: MPI guarantees tags up to 32767, and a group uses three.
+/// A split uses as many numbers as it has ranks.
 pub(super) const GROUPS_MAX: i32 = 10_000;
 
 /// State of a group.

@@ -1,7 +1,7 @@
 //! Ranks that are processes, over an MPI library (feature `mpi`).
 //!
-//! Handles of the `mpi` crate must stay on one thread. This thread makes all calls of the library;
-//! ranks send it requests over a channel.
+//! Handles of the `mpi` crate must stay on one thread. A dedicated thread ([`thread`]) makes all
+//! calls of the library; ranks send it requests over a channel.
 //!
 //! **Memory.** MPI knows no streams. An exchange therefore waits once for the device, and enqueues
 //! what uses received elements after the transfer.
@@ -84,7 +84,8 @@ struct Mpi {
     pool: Vec<Arc<Vec<u8>>>,
     /// Device memory for parcels in several pieces.
     packing: Packing,
-    /// Whether the way of elements on a GPU is in the log.
+    /// Whether the log already says how a GPU's elements are transferred: by address or through
+    /// host memory.
     has_logged_way: bool,
 }
 

@@ -18,7 +18,7 @@ use crate::transport::CollectiveCall;
 use crate::wire::{CallHeader, Content, RankNotice};
 
 /// Extra wait, as a share of the deadline, while several ranks are missing. Most of them may only
-/// be waiting for the lost rank, and will report it first.
+/// be waiting for the lost rank. A rank that misses only the lost rank then reports it first.
 const GRACE: f64 = 0.1;
 
 /// Elements for another rank.

@@ -50,8 +50,9 @@ impl Nccl {
         Ok(Nccl { member: None, memberships: 0, control, host, packing: Packing::default() })
     }
 
-    /// The group of devices of the stream's device. All ranks join it in their first exchange and
-    /// wait for each other.
+    /// The group of devices of the stream's device. All ranks join it in their first exchange, and
+    /// again after a change of device, which all ranks must make together; they wait for each
+    /// other.
     fn member(&mut self, stream: &Stream) -> Result<(&Peers, &DeviceWatcher)> {
         if !matches!(&self.member, Some((device, ..)) if device == stream.device()) {
             self.member = None;

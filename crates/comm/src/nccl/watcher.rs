@@ -17,8 +17,8 @@
 //!   threads of the other ranks, but no call of theirs. So another rank may meanwhile wait for
 //!   this rank elsewhere.
 //! - After a loss the current exchange has [`GRACE`] to end, because the lost rank may have sent
-//!   its part. Without a loss it has until the deadline, because all other devices can still reach
-//!   it.
+//!   its part. Without a loss, no exchange is aborted because it is slow: all other devices can
+//!   still reach it.
 //! - The error is stored before the exchanges are aborted, so that no aborted result counts as
 //!   valid.
 

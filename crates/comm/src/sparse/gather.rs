@@ -126,7 +126,7 @@ pub fn topk(tensor: &Tensor, storage: &mut TopKStorage, k: usize) -> Result<TopK
 /// Gathers k elements from every rank, in rank order: the elements of largest magnitude, as in
 /// [`topk`], or the elements at `indices` (`[k]` u32 on the tensor's stream), in the given order.
 /// Each rank may choose either. The results are on the device, `[ranks * k]` each. Does not
-/// allocate; over threads, does not wait for the device.
+/// allocate; over threads with one device, does not wait for the device.
 ///
 /// # Errors
 /// The errors of [`topk`]; [`Error::BadArgument`] for a storage for another number of ranks; the

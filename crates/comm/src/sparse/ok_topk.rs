@@ -132,8 +132,8 @@ impl OkTopKBuffers {
         Ok([self.step.to_ne_bytes().to_vec(), parts.concat()].concat())
     }
 
-    /// Imports bytes of [`export`](OkTopKBuffers::export) with the same number of ranks; ignores
-    /// others.
+    /// Imports bytes of [`export`](OkTopKBuffers::export) with the same number of regions; ignores
+    /// other bytes.
     pub(crate) fn import(&mut self, bytes: &[u8]) -> Result<()> {
         let Some((step, rest)) = bytes.split_first_chunk::<8>() else { return Ok(()) };
         let Some((threshold, rest)) = rest.split_first_chunk::<8>() else { return Ok(()) };

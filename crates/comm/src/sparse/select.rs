@@ -25,7 +25,8 @@ pub(crate) trait ElementSource {
         Self: 'p;
     /// The slices of the elements; for computed elements, the slices of their inputs.
     fn slices(&self) -> &[&[Self::Item]];
-    /// The part of a slice whose first element has index `start`.
+    /// The elements of slice number `slice`. The first of them has index `start` among all
+    /// elements.
     fn part(&mut self, slice: usize, start: usize) -> Self::SourceSlice<'_>;
     /// Elements from `start` on, before they are visited.
     fn peek(&self, start: usize) -> [Self::Item; RUN];
@@ -172,7 +173,8 @@ fn sampled_count(len: usize, k: usize) -> f64 {
     expected + 4.0 * expected.sqrt() + 4.0
 }
 
-/// A magnitude of at least 1 that somewhat more than k elements reach, estimated from a sample.
+/// A magnitude of at least 1 that somewhat more than k elements reach, estimated from a sample. For
+/// k = 0 and k = `len`, which need no candidates, a magnitude that no element reaches.
 fn sampled_threshold<S: ElementSource>(source: &S, k: usize) -> MagnitudeOf<S> {
     let len = len_of(source);
     let one = MagnitudeOf::<S>::narrow(1);

@@ -262,7 +262,7 @@ impl SparseSum {
     }
 
     /// Runs the sum as [`run`](SparseSum::run), on elements with checked layouts. The algorithm
-    /// determines the order of the additions.
+    /// determines the order of the additions; `sum.order` is used only if all elements are sent.
     pub(crate) fn sum(
         &mut self,
         comm: &mut Communicator,

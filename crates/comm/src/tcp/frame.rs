@@ -10,7 +10,7 @@ use crate::transport::CollectiveCall;
 use crate::watch::{ExchangeProblem, Heartbeat};
 use crate::wire::{CallHeader, Content, RankNotice, WireReader, WireWriter};
 
-/// First number of a connection, which identifies this protocol.
+/// First number of a greeting, which identifies this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"meristm3");
 /// Largest greeting in bytes; a longer one is not from a rank.
 const GREETING_MAX: u64 = 64;
@@ -120,7 +120,8 @@ pub(super) enum TcpAnswer {
 #[derive(Debug)]
 pub(super) enum HubRequest {
     Meet(TcpArrival),
-    /// The rank makes no more calls.
+    /// The rank makes no more calls; on the connection of its watching thread: no more heartbeats
+    /// come.
     Left {
         panicked: bool,
     },

@@ -5,8 +5,8 @@
 //! - A rank has one connection per group, served by one thread of the hub. The thread writes the
 //!   answer of a meeting before it reads the next request. The watching thread of a rank has a
 //!   second connection, with a second thread of the hub.
-//! - A rank leaves its group when its connection ends without notice, when the thread that serves
-//!   it panics, or when its watching thread is silent until the deadline.
+//! - A rank leaves its group with a notice, or when its connection ends without one, when the
+//!   thread that serves it panics, or when its watching thread is silent until the deadline.
 //! - Other connections (port scanners, ranks of another version) change nothing, and are served for
 //!   a limited time.
 
@@ -81,9 +81,9 @@ struct HubState {
     groups: HashMap<u64, Arc<HubGroup>>,
     /// Number of the next group.
     next: u64,
-    /// Number of open connections.
+    /// Number of open connections of ranks and of their watching threads.
     connected: usize,
-    /// Number of ranks in this process.
+    /// Number of groups that have a rank in this process.
     here: usize,
     /// Number of connections without a greeting.
     ungreeted: usize,
@@ -267,7 +267,7 @@ impl TcpHub {
         })
     }
 
-    /// Removes a rank of this process from its group. After the last such rank, waits for the other
+    /// Removes this process's rank from a group. After its last group, waits for the other
     /// processes.
     pub(super) fn leave(&self, group: &HubGroup, member: GroupMember, reason: LeaveReason) {
         self.remove_rank(group, member, reason);

@@ -56,7 +56,7 @@ impl ProcessPlace {
         let address = text("MASTER_ADDR", "the name or address of the machine of rank 0")?;
         let expected = "a port that is free on the machine of rank 0";
         let port = number("MASTER_PORT", expected)?;
-        // torchrun's agent then listens at the named port.
+        // With this variable torchrun's agent listens at the named port, so rank 0 takes the next.
         let agent = variable("TORCHELASTIC_USE_AGENT_STORE");
         let taken = usize::from(agent.is_some_and(|agent| agent.eq_ignore_ascii_case("true")));
         let listens = port.checked_add(taken).filter(|_| port > 0);

@@ -58,7 +58,7 @@ fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
 #[test]
 fn foreign_connections_change_nothing() {
     let (place, address, first) = hub(3);
-    // Nothing; half a length; another protocol; more than a greeting; silence.
+    // Nothing; half a length; another protocol; more than a greeting; an empty message.
     (0..100).for_each(|_| drop(connect(address)));
     let mut kept = vec![];
     for bytes in [&b""[..], b"\x08\0", b"GET / HTTP/1.1\r\n\r\n", &[0xff; 64], &[0; 4096]] {

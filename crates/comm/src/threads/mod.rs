@@ -1,10 +1,10 @@
 //! Ranks that are threads of one process, on one device or on several.
 //!
 //! Ranks meet on a [`RankBoard`]: each contributes handles of its tensors. The last rank to arrive
-//! submits one group of launches that moves or sums all elements, one shard on each rank's stream.
-//! The threads wait for each other's *calls*. Accesses to elements are ordered on the device and no
-//! kernel blocks, so any number of workers suffices. Elements are not staged: a rank reads the
-//! other ranks' elements in place.
+//! submits one group of launches. The launch on a rank's stream copies the elements that the rank
+//! receives, or sums its shard. The threads wait for each other's *calls*. Accesses to elements are
+//! ordered on the device and no kernel blocks, so any number of workers suffices. Elements are not
+//! staged: a rank reads the other ranks' elements in place.
 //!
 //! Ranks on different devices find that out in their first exchange. From then on elements pass
 //! through host memory ([`messages`]), as between processes, and an exchange waits for the device.

@@ -21,7 +21,7 @@ pub struct DrawnSlot {
 const BOX: [f64; 2] = [86.0, 46.0];
 /// Distance between the centres of neighbouring boxes.
 const STEP: f64 = 110.0;
-/// Distance of the topmost line of a branch from the edge of the picture.
+/// Distance of the boxes from the upper edge of the picture, without the lines of nested branches.
 const EDGE: f64 = 27.0;
 /// Distance between the lines of branches that are nested in each other.
 const BRANCH: f64 = 10.0;

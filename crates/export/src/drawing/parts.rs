@@ -89,7 +89,7 @@ impl<'a> Drawing<'a> {
     }
 }
 
-/// Text of a layer; `None` for a layer that is not drawn.
+/// Text of a layer; `None` for a layer that is not drawn, or that [`Drawing::add`] draws itself.
 fn lines(layer: &HostLayer) -> Option<Vec<String>> {
     Some(match layer {
         HostLayer::Conv2d { out, kernel, .. } => {

@@ -69,7 +69,7 @@ pub enum Colour {
 }
 
 impl Colour {
-    /// The colour half-way to white.
+    /// The colour half-way to white; `Ink` and `Grid` are not changed.
     pub fn pale(self) -> Self {
         match self {
             Self::Rgb(rgb) => Self::Rgb(rgb.map(|part| 255 - (255 - part) / 2)),

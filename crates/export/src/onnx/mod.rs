@@ -1,6 +1,6 @@
-//! Networks as ONNX models, in evaluation mode. Each node of the graph becomes operators that
-//! define it in ONNX, and nothing is folded. A model therefore computes the same as the engine, up
-//! to the order of sums.
+//! Networks as ONNX models, in evaluation mode. Each node of the graph that the output needs
+//! becomes operators that define it in ONNX, and nothing is folded. A model therefore computes the
+//! same as the engine, up to rounding.
 //!
 //! | | |
 //! |---|---|
@@ -97,7 +97,8 @@ pub enum OnnxError {
 /// Encodes a network as the bytes of an `.onnx` file.
 ///
 /// # Errors
-/// [`OnnxError`] for a recurrent network, or a state that does not fit.
+/// [`OnnxError`] for an operation that is not exported, or for a state, alphas or constants that do
+/// not fit the graph.
 pub fn encode(exported: &OnnxNetwork<'_>) -> Result<Vec<u8>, OnnxError> {
     let entry = |(key, value): &(String, String)| StringStringEntryProto {
         key: key.clone(),

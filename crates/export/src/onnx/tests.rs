@@ -276,7 +276,8 @@ fn norms_over_channels_are_exported() {
     assert_eq!((of("layer."), of("rms."), of("epsilon")), (2, 1, 1));
 }
 
-/// Derivative of erf, integrated by the midpoint rule: within 1e-8 for |x| up to 5.
+/// The error function, as the integral of its derivative by the midpoint rule: within 1e-8 for |x|
+/// up to 5.
 fn erf(x: f64) -> f64 {
     let (steps, factor) = (10_000, 2.0 / std::f64::consts::PI.sqrt());
     let width = x / f64::from(steps);

@@ -117,8 +117,8 @@ fn masked_checksum(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// Every event file of TensorFlow starts with a record with these checksums (its length is 24:
-    /// wall time and `brain.Event:2`).
+    /// Every event file of TensorFlow starts with a record of length 24 (wall time and
+    /// `brain.Event:2`), and thus with this checksum of the length.
     #[test]
     fn records_are_framed_like_tensorflows() {
         let bytes = file_start(1.5);
