@@ -129,10 +129,10 @@ pub enum Error {
         /// The remedy.
         remedy: Box<str>,
     },
-    /// A folder cannot be resumed.
+    /// The folder of a run, study or training, or a file of learners, cannot be resumed.
     #[error("cannot resume {}: {problem}", path.display())]
     Resume {
-        /// Path of the folder.
+        /// Path of the folder or file.
         path: PathBuf,
         /// Description of the problem.
         problem: String,
@@ -153,7 +153,7 @@ pub enum Error {
         /// Description of the problem.
         problem: String,
     },
-    /// A session call at the wrong point, with unusable actions, or for an unknown env.
+    /// A call of a session or of learners at the wrong point, or with an unusable argument.
     #[error("{problem}")]
     Session {
         /// Expected and actual use.

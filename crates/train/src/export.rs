@@ -29,7 +29,8 @@ pub struct OnnxConfig {
     pub image_size: Option<[usize; 2]>,
     /// Normalisation, for a file without constants in its metadata.
     pub normalize: Option<Normalize>,
-    /// Whether the model takes bytes and normalises them itself.
+    /// Whether the model takes samples as the dataset stores them (pixels as bytes) and normalises
+    /// them itself.
     pub preprocessing: bool,
 }
 

@@ -217,7 +217,8 @@ impl From<Box<dyn External>> for Custom {
 pub enum Continuation {
     /// Run the step.
     Step,
-    /// Write a checkpoint, then call [`External::before_step`] again.
+    /// Write a checkpoint, then call [`External::before_step`] again. Before the first step of a
+    /// round nothing is written.
     Checkpoint,
     /// End the run here, with weights, summary and checkpoint.
     Stop,

@@ -14,8 +14,9 @@ pub(crate) fn is_file(text: &str) -> bool {
     matches!(extension, Some("toml" | "json")) && !text.trim_start().starts_with('{')
 }
 
-/// The host that a text names: a preset, a `cnn:…` description, one line of JSON, or the path of a
-/// description that ends in `.toml` or `.json`. A description without a name gets the file's.
+/// The host that a text names: any text that [`HostSpec`] parses, such as `baseline`, `cnn:…`,
+/// `mlp:…` or one line of JSON, or the path of a description that ends in `.toml` or `.json`. A
+/// description without a name gets the file's.
 ///
 /// # Errors
 /// An unknown host, or an unusable description; [`Error::Host`] if it comes from a file.

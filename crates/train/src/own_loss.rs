@@ -36,8 +36,8 @@ pub(crate) struct BatchTargets {
 pub(crate) struct BatchLosses {
     /// Loss of each sample.
     pub(crate) losses: Vec<f32>,
-    /// Derivative of the mean loss with respect to the outputs, f32 `[samples, width]`; `None` in
-    /// an evaluation.
+    /// Derivative of the mean loss with respect to the outputs, times the weight of the batch, f32
+    /// `[samples, width]`; `None` in an evaluation.
     gradient: Option<Tensor>,
     /// Sums over the samples.
     pub(crate) sums: EvalMetrics,
@@ -250,7 +250,7 @@ fn largest(values: &[f32]) -> usize {
 pub(crate) struct OwnResults {
     /// Sums over the training samples.
     train: EvalMetrics,
-    /// Training steps.
+    /// Number of training batches.
     steps: u64,
     /// Mean losses of the last batches, oldest first.
     batch_losses: Vec<f64>,

@@ -233,7 +233,8 @@ impl Session {
         Ok(self.envs.iter().map(|seen| seen.reward).collect())
     }
 
-    /// Weights of an env, as the contents of a weights file. Waits for the device.
+    /// Weights of an env, as the contents of a weights file. `env` is its position in
+    /// [`Session::envs`]. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Session`]: there is no such env, the round has ended, or the run is over. A failure

@@ -9,8 +9,8 @@ use crate::config::TrainConfig;
 use crate::config::types::{ClassWeights, LossKind, TaskKind};
 use crate::error::{Error, Result};
 
-/// Halvings of the interval in which the best constant for the Huber loss is sought: more than a
-/// f64 has bits.
+/// Halvings of the interval in which the best constant for the Huber loss is sought: more than the
+/// 53 bits of the significand of an f64.
 const HALVINGS: usize = 60;
 
 /// Settings of a task.

@@ -55,9 +55,10 @@ pub struct VerifiedFile {
     pub problem: Option<String>,
 }
 
-/// Checks all files of the runs in `folder`, or of the run `folder` itself, in the order of their
-/// paths: settings, events, summary, weights, policy, checkpoints, and the results of a study. A
-/// run in progress is checked up to its last whole line.
+/// Checks the results of a study in `folder`, then all files of the runs in it, or of the run
+/// `folder` itself. The runs are in the order of their paths, the files of each in this order:
+/// settings, events, summary, policy, weights, checkpoints. Events of a run in progress are checked
+/// up to the last whole line.
 ///
 /// # Errors
 /// [`Error::Unreadable`]: a folder cannot be read. [`Error::NotARun`]: there is no run in it.

@@ -49,9 +49,9 @@ impl Host {
         }
     }
 
-    /// Checks that a blueprint may germinate in a slot. The slot must be dormant, the host must
-    /// have fewer than `max_modules` modules and none before Blending, and the module must fit
-    /// within `max_parameters` and `max_macs`.
+    /// Checks that a blueprint may germinate in a slot. The slot must be dormant, and the blueprint
+    /// must fit its shape. The host must have fewer than `max_modules` modules and none before
+    /// Blending, and must stay within `max_parameters` and `max_macs` with the module.
     ///
     /// # Errors
     /// The rule that the germination violates.

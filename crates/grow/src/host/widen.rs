@@ -49,9 +49,10 @@ impl Host {
         })
     }
 
-    /// Checks that a layer may get `by` further features: `width_init` suits it, the slots that get
-    /// wider with it are empty, no blueprint becomes too large for a slot, and the host stays
-    /// within `max_parameters` and `max_macs`.
+    /// Checks that a layer may get `by` further features: `by` is not 0, the rule `width_init`
+    /// suits the layer, the slots that get wider with it are empty, no blueprint becomes too large
+    /// for them, and the host stays within `max_parameters` and `max_macs`. A blueprint may cease
+    /// to fit a wider slot; [`Host::check_germinate`] then refuses it there.
     ///
     /// # Errors
     /// [`LifecycleError::Widen`] with the reason.

@@ -8,15 +8,15 @@ const VANISHING_NORM: f64 = 1e-7;
 /// too.
 const EXPLODING_NORM: f64 = 10.0;
 
-/// Health of a module's gradients, from the L2 norm per tensor before clipping.
+/// Health of a module's gradients, from the L2 norm per tensor before clipping. A gradient is that
+/// of one tensor in one optimiser step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GradientHealth {
     /// `1 − .5·vanishing − .8·exploding`, clamped to `[0, 1]`.
     pub health: f64,
-    /// Share of the gradients, one for each tensor and measured optimiser step, whose norm is below
-    /// 1e-7.
+    /// Share of gradients whose norm is below 1e-7.
     pub vanishing: f64,
-    /// Share of the gradients whose norm is above 10 or not finite.
+    /// Share of gradients whose norm is above 10 or not finite.
     pub exploding: f64,
     /// L2 norm over all tensors of the module, as the mean over the optimiser steps that were
     /// measured.
@@ -50,12 +50,12 @@ impl GradientHealth {
         Some(Self { health, vanishing, exploding, norm })
     }
 
-    /// Whether the gradient of any tensor has exploded.
+    /// Whether any gradient has exploded.
     pub fn is_exploding(&self) -> bool {
         self.exploding > 0.0
     }
 
-    /// Whether the gradient of any tensor has vanished.
+    /// Whether any gradient has vanished.
     pub fn is_vanishing(&self) -> bool {
         self.vanishing > 0.0
     }

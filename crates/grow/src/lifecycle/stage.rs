@@ -15,7 +15,7 @@ pub enum Stage {
     /// The module trains without changing the host's output (straight-through); a joint module
     /// computes with alpha 1.
     Training,
-    /// Alpha is moving to its target, or has just reached it.
+    /// Alpha is moving to its target, or has reached it; ADVANCE then leads to Holding.
     Blending,
     /// Alpha rests at its target.
     Holding,

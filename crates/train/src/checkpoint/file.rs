@@ -2,10 +2,12 @@
 //!
 //! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
 //! `env.N.exchange.RANK.NAME`, `env.N.twin.weights.NAME`, `env.N.twin.optimiser.NAME` and
-//! `controller.NAME`. Two tensors of bytes, `progress` and `controller_memory`, hold CBOR, which
-//! keeps every bit of a float. The metadata has `format` (`meristem checkpoint`), `version` and
-//! `crc32`, a checksum like that of weights files: a truncated or changed file is refused as a
-//! whole. Earlier builds wrote `checksum` instead, the CRC-32 of all names and bytes of tensors.
+//! `controller.NAME`. N is the position of the env among the envs of the checkpoint, from 0; it
+//! differs from the index of the env in the run if envs are no longer trained. Two tensors of
+//! bytes, `progress` and `controller_memory`, hold CBOR, which keeps every bit of a float. The
+//! metadata has `format` (`meristem checkpoint`), `version` and `crc32`, a checksum like that of
+//! weights files: a truncated or changed file is refused as a whole. Earlier builds wrote
+//! `checksum` instead, the CRC-32 of names, types, shapes and bytes.
 
 use std::path::Path;
 
@@ -47,7 +49,7 @@ pub(super) fn to_bytes(path: &Path, checkpoint: &Checkpoint) -> Result<Vec<u8>> 
     Ok(safetensors::to_bytes(path, &all, &metadata)?)
 }
 
-/// Adds the tensors of an env, under names that begin with its number.
+/// Adds the tensors of an env, under names that begin with `env.{env}`.
 pub(crate) fn put_env(all: &mut StateDict, env: usize, tensors: &EnvTensors) {
     let parts = [
         ("weights", &tensors.grown.weights),

@@ -6,7 +6,7 @@
 //! - `store`: the files in a run folder, and the one to resume from;
 //! - `writer`: assembles checkpoints and writes them.
 //!
-//! Everything else follows from the configuration and the position: random numbers are keyed by
+//! What the file lacks follows from the configuration and the position. Random numbers are keyed by
 //! (seed, purpose, env, step), so there is no generator with a state to save.
 
 mod file;

@@ -43,8 +43,9 @@ pub(crate) struct Current {
 }
 
 impl Checkpoints {
-    /// Writes a checkpoint from which the run resumes at step `next`; every rank contributes a
-    /// part. Earlier events are written to the disk first.
+    /// Writes a checkpoint from which the run resumes at step `next`. If the ranks divide the envs,
+    /// each contributes a part; otherwise rank 0 has all of it. Earlier events are written to the
+    /// disk first.
     ///
     /// # Errors
     /// A write failed, or a rank is gone.

@@ -14,12 +14,13 @@ pub(crate) struct Measurements {
     /// For each enabled slot, the sum of its module's interactions with the others in the last
     /// step, in percentage points.
     pub(crate) interactions_pp: Vec<Option<f32>>,
-    /// Control score after each step, in percentage points.
+    /// Control score after each step, in percentage points. With learners: each score that the
+    /// program measured.
     #[serde(rename = "accuracies_pp")]
     pub(crate) scores_pp: Vec<f32>,
-    /// Control loss after each step.
+    /// Control loss after each step; empty with learners.
     pub(crate) losses: Vec<f32>,
-    /// Training loss of each step.
+    /// Training loss of each step; empty with learners.
     #[serde(default)]
     pub(crate) train_losses: Vec<f32>,
     /// States of the slots in the last steps.

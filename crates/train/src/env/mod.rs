@@ -375,7 +375,7 @@ fn contribution_pp(control_pp: f64, score_without: f64) -> f32 {
     (control_pp - 100.0 * score_without.clamp(0.0, 1.0)) as f32
 }
 
-/// Gradient health of a group: shares over all tensors and steps of the epoch, and the mean norm.
+/// Gradient health of a group: shares over all tensors and batches of the epoch, and the mean norm.
 fn health(group: &GroupMetrics) -> Option<GradientHealth> {
     let health = group.health()?;
     let share = |count: u64| count as f64 / group.tensors as f64;

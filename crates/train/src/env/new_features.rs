@@ -39,7 +39,8 @@ impl NewFeatures {
         Self { step, before: larger.collect() }
     }
 
-    /// Whether these features added the element in this row and column of a parameter.
+    /// Whether the element in this row and column of a parameter was absent before these features:
+    /// they added it, or later features did.
     fn has(&self, name: &str, [row, column]: [usize; 2]) -> bool {
         self.before.get(name).is_some_and(|[rows, columns]| row >= *rows || column >= *columns)
     }

@@ -33,7 +33,7 @@ pub(crate) struct EnvState {
     /// Floating-point operations of training in this episode.
     #[serde(default)]
     pub(crate) training_flops: u64,
-    /// Features that layers got in this episode, if their learning rate depends on their age.
+    /// Features that layers got in this episode; empty with the setting `growth_lr = "uniform"`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) new_features: Vec<NewFeatures>,
     /// State of the twin, if there is one.

@@ -42,8 +42,7 @@ pub(crate) struct TrainedHost {
     key: TopologyKey,
     /// Factor that the learning rates of `network` have now.
     lr_factor: f64,
-    /// Features that layers got in this episode; empty unless the setting `growth_lr` gives them
-    /// another learning rate.
+    /// Features that layers got in this episode; empty with the setting `growth_lr = "uniform"`.
     pub(super) new_features: Vec<NewFeatures>,
     /// Factors of the learning rates of these features' elements, for the widths of `key`.
     step_factors: Option<Arc<StepFactors>>,

@@ -226,8 +226,8 @@ fn grown_host(weights: &Weights, wanted: &Wanted<'_>) -> Result<Host> {
     weights.host(wanted, &[], &blueprints, Rules::default())
 }
 
-/// The network of a weights file with this host on a stream, with row 0 of the alphas. Does not
-/// wait for the device.
+/// The network of a weights file on a stream, with the alphas of `host` as row 0. Does not wait for
+/// the device.
 ///
 /// # Errors
 /// Weights that do not fit; a device failure.

@@ -48,7 +48,7 @@ impl Way {
     }
 }
 
-/// Method with which the table compares the others.
+/// Method with which the second column of differences compares. Other methods train its networks.
 pub(super) const HEURISTIC: &str = "heuristic";
 const STATIC: &str = "static";
 const WIDTH: &str = "width";

@@ -129,7 +129,8 @@ impl<'a> Plan<'a> {
         Ok(plan)
     }
 
-    /// Resolves a run of each task, method and rate that needs no other run.
+    /// Resolves the settings of a run for each task, method and rate, unless the run needs another
+    /// run or a script.
     fn check_runs(&self) -> Result<()> {
         for task in &self.tasks {
             for method in &self.methods {

@@ -64,8 +64,8 @@ pub struct TaskReport {
 pub struct MethodReport {
     /// Name of the method.
     pub method: String,
-    /// Learning rate of host and modules, the best of [`MethodReport::tuning`]; null if none is
-    /// known, or if training failed with all of them.
+    /// Learning rate of host and modules: the best of [`MethodReport::tuning`], or the only one.
+    /// Null until it is chosen, and if no rate has a control score.
     pub lr: Option<f32>,
     /// Whether the best rate is the smallest or the largest of several, so that a better one may be
     /// outside.
@@ -84,7 +84,8 @@ pub struct MethodReport {
     /// Test score minus another method's with the same seed, in percentage points, by the other
     /// method's name.
     pub difference_pp: BTreeMap<String, PairedDifference>,
-    /// Seeds of the table with which training failed too often.
+    /// Seeds of the table without a result: training failed too often, or the method needs the run
+    /// of another method that has no result.
     pub diverged: Vec<u64>,
     /// Results of each seed.
     pub runs: Vec<SeedReport>,
@@ -95,7 +96,7 @@ pub struct MethodReport {
 pub struct RateReport {
     /// Learning rate.
     pub lr: f32,
-    /// Mean control score at the end of an episode; null if training failed with one of the seeds.
+    /// Mean control score at the end of an episode; null if one of the seeds has no result.
     pub control_score: Option<f64>,
 }
 
@@ -139,7 +140,7 @@ impl SeedReport {
             control_score: mean(&mut envs.iter().map(|env| env.control_score.unwrap_or(f64::NAN))),
             parameters: mean(&mut envs.iter().map(|env| env.parameters as f64)),
             steps: summary.steps,
-            // An operation of a product counts as a multiplication and an addition.
+            // `flops` counts a multiply-add as two operations.
             macs: flops as f64 / 2.0 / count,
             seconds: summary.step_seconds_total / count,
             modules: envs

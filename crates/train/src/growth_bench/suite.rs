@@ -126,13 +126,13 @@ pub const SUITES: [Suite; 3] = [
     },
 ];
 
-/// The task with a name of a suite.
+/// The task with this name.
 pub(super) fn task(name: &str) -> Option<&'static BenchTask> {
     const ALL: &[BenchTask] = &TASKS;
     ALL.iter().find(|task| task.name == name)
 }
 
-/// The suite with a name.
+/// The suite with this name.
 ///
 /// # Errors
 /// [`Error::Value`]: there is none.

@@ -58,7 +58,8 @@ impl Learners {
     }
 
     /// Executes an action for each env, in order, and opens the next step: alphas move, modules
-    /// age, and networks with another topology get their plans. Returns the rewards.
+    /// age, and networks with another topology get their plans. Returns the rewards. Waits for the
+    /// device if a layer becomes wider.
     ///
     /// # Errors
     /// [`Error::Session`]: an action that is not legal, too many or too few actions, or no actions
@@ -97,11 +98,11 @@ impl Learners {
         Ok(self.population.envs.iter().map(|env| env.reward.total() as f32).collect())
     }
 
-    /// Gives a layer of an env `by` further features, apart from actions. The network computes the
-    /// same function ([`meristem_nn::Network::widen`]); the setting `width_init` has the initial
-    /// parameters. The measurement of the step's gradients begins anew for this env, and a forward
-    /// pass whose backward pass is due is dropped. The wider network is the env's new snapshot.
-    /// Waits for the device.
+    /// Gives a layer of an env `by` further features at once, without an action. The network
+    /// computes the same function ([`meristem_nn::Network::widen`]); the setting `width_init`
+    /// determines the initial parameters. The measurement of the step's gradients begins anew for
+    /// this env, and a forward pass whose backward pass is due is dropped. The wider network is the
+    /// env's new snapshot. Waits for the device.
     ///
     /// # Errors
     /// [`Error::Session`]: no such env, a layer that cannot become wider, a gradient that waits for
@@ -205,7 +206,8 @@ impl Learners {
             env.governor.rolled_back();
             restored = true;
         }
-        // A restored env has the alphas of its host without modules.
+        // The rows of a restored env are those of a leave-one-out measurement, not one for each
+        // slot.
         if restored { self.set_alphas() } else { Ok(()) }
     }
 

@@ -67,9 +67,8 @@ pub struct EnvBatch<'a> {
     pub values: &'a [f32],
 }
 
-/// Networks that grow, without a dataset. All calls but [`Learners::forward`],
-/// [`Learners::eval`], [`Learners::step`], [`Learners::weights`] and [`Learners::to_bytes`] return
-/// before the device has done the work.
+/// Networks that grow, without a dataset. A call returns before the device has done the work,
+/// unless its documentation says that it waits for the device.
 pub struct Learners {
     setup: Setup,
     shape: LearnerShape,
@@ -82,8 +81,9 @@ pub struct Learners {
 }
 
 impl Learners {
-    /// Networks with fresh weights, with these settings: [`settings`]. `batch` is the largest
-    /// number of samples of a call, `steps` the length of the schedule of the learning rates.
+    /// Networks with fresh weights. `settings` may have the keys that the function [`settings`]
+    /// lists: `batch` is the largest number of samples of a call, `steps` the length of the
+    /// schedule of the learning rates.
     ///
     /// # Errors
     /// [`Error::Value`] for a size or a setting; a host that does not fit, a device that does not

@@ -90,7 +90,7 @@ impl Learners {
     }
 
     /// Writes [`Learners::to_bytes`] to a file, which appears only once it is complete; a file that
-    /// is there is replaced.
+    /// is there is replaced. Waits for the device.
     ///
     /// # Errors
     /// As [`Learners::to_bytes`]; a folder that is not writable, a full disk.

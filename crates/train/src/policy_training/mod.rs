@@ -1,4 +1,5 @@
-//! Training of a policy of sets on many cheap tasks.
+//! Training of a policy of the form `set` or `set-widen`, which serves any host, on many cheap
+//! tasks.
 //!
 //! A round draws a dataset with its difficulty and a fleet of members with hosts and settings of
 //! their own, trains them for one episode in which the policy acts, and updates the policy. At
@@ -72,8 +73,9 @@ pub struct TrainedPolicy {
     pub lines: Vec<CurveLine>,
 }
 
-/// Trains a policy, or goes on in the folder of an earlier training with the same request: to the
-/// same bits, killed at any moment. Blocks until it is done, or until the observer requests a stop.
+/// Trains a policy, or goes on in the folder of an earlier training with the same request. The
+/// policy has the same bits as without an interruption, even if the earlier process was killed.
+/// Blocks until it is done, or until the observer requests a stop.
 ///
 /// # Errors
 /// Errors in the request are found before the first round. [`Error::Resume`]: the folder belongs to
@@ -97,7 +99,8 @@ pub fn train_policy(
 fn teacher_rules(config: &TrainConfig) -> Vec<TeacherRules> {
     let members = config.of_members();
     let rules = |config: &TrainConfig| TeacherRules {
-        // The number of training samples is that of the env.
+        // `max_parameters` is that for 0 training samples here; the policy replaces it by that for
+        // the training samples of the env.
         heuristic: config.heuristic_config(0),
         parameters_per_image: config.parameters_per_image,
     };

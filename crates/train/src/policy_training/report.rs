@@ -67,7 +67,8 @@ pub struct Evaluated {
     /// Half the width of the 95 % confidence interval of `mean_return` over the tasks (Student's
     /// t); `None` for fewer than two tasks.
     pub ci95: Option<f64>,
-    /// Control loss of the bare twin minus control loss of the env after the last step, in nats.
+    /// Control loss of the bare twin minus control loss of the env, after the last step in which
+    /// both are finite.
     #[serde(deserialize_with = "null_as_nan")]
     pub gain: f64,
     /// Parameters of the env with its modules, divided by those of its host.

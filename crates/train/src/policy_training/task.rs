@@ -19,7 +19,7 @@ enum Draw {
     Settings,
 }
 
-/// Draws the task with a number: a pure function of the request.
+/// Draws task `number` of the use `of`. The draws depend only on the arguments.
 ///
 /// # Errors
 /// [`Error::Value`]: settings that do not fit together.

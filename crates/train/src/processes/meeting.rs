@@ -99,8 +99,8 @@ impl<W: Wire> Meetings<W> {
         self.wire.size()
     }
 
-    /// Returns `own` if all processes are well, and an error on every process otherwise. An error
-    /// after the last meeting is returned without another meeting.
+    /// Returns `own` if all processes are well, and an error on every process otherwise. If no
+    /// meeting may follow any more, an error in `own` is returned without a meeting.
     ///
     /// # Errors
     /// This process's error, or else the error of another rank.
@@ -116,8 +116,8 @@ impl<W: Wire> Meetings<W> {
     }
 
     /// Leaves the meetings: sends an error to the others, unless they have it, and waits for the
-    /// others, some of which may be gone. A success needs no meeting, because all processes have
-    /// agreed on it before.
+    /// others, some of which may be gone. If the error is that a rank is late, it does not wait. A
+    /// success needs no meeting, because all processes have agreed on it before.
     ///
     /// # Errors
     /// As [`Meetings::agree`].

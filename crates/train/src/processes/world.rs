@@ -1,10 +1,10 @@
 //! The processes of a run and their collectives.
 //!
-//! With `comm = "mpi"` or `"nccl"` every process is one rank and has a part of the envs; otherwise
-//! there is one process with all envs. Only rank 0 writes the run folder, the console and the
-//! trace. Messages are small compared with the computation. They use a separate communicator and
-//! device, apart from the policy's gradients and the envs. [`meeting`](super::meeting) has the
-//! protocol and the handling of failures.
+//! With `comm = "mpi"` or `"nccl"` every process is one rank. It has a part of the envs, or with
+//! `data_parallel` all envs and a part of each batch. Otherwise there is one process with all envs.
+//! Only rank 0 writes the run folder, the console and the trace. Messages are small compared with
+//! the computation. They use a separate communicator and device, apart from the policy's gradients
+//! and the envs. [`meeting`](super::meeting) has the protocol and the handling of failures.
 
 use std::ops::Range;
 use std::path::Path;

@@ -32,10 +32,12 @@ use crate::task::{Task, TaskSettings, test_score};
 pub struct EnsembleConfig {
     /// Folder of the run.
     pub run: PathBuf,
-    /// Numbers of the members of the ensemble, with all envs of each; in a run without members,
-    /// numbers of envs. `None` for the members that made all steps, or if none did, for all.
+    /// Numbers of the members to choose from, with all envs of each; in a run without members,
+    /// numbers of envs. `None` with `top`: all whose training did not diverge. `None` without
+    /// `top`: those that made all steps, or if none did, all.
     pub members: Option<Vec<usize>>,
-    /// Number of envs with the best control scores to take; `None` for all.
+    /// Number of envs to take: those with the best control scores, or training scores without a
+    /// control split. `None` for all that `members` chooses.
     pub top: Option<usize>,
     /// Dataset to evaluate on; `None` for the run's, restricted to its classes.
     pub dataset: Option<DatasetSpec>,
