@@ -139,8 +139,8 @@ pub(crate) fn observed<T: Send>(
     }
 }
 
-/// Calls `work` with the controller and the observer of `hooks`. Returns the path of the run
-/// folder.
+/// Calls `work` with the controller, searcher, loss and observer of `hooks`. Returns the path of
+/// the run folder.
 fn with_hooks(
     py: Python<'_>,
     hooks: Hooks,

@@ -42,7 +42,8 @@ pub(super) enum Taken {
 
 // SAFETY: this value owns the structure, and DLPack permits a deleter to run on any thread.
 unsafe impl Send for Taken {}
-// SAFETY: nothing of the structure is read after `Borrowed::of`.
+// SAFETY: after `Borrowed::of` or `Foreign::of` the structure is read only by `drop`, which has the
+// only reference.
 unsafe impl Sync for Taken {}
 
 impl Drop for Taken {

@@ -74,11 +74,13 @@ impl Foreign {
         Ok(Self { _managed: managed, address, shape: got })
     }
 
-    /// Copies arrays into f32 tensors of a stream, each with as many elements. Waits for the
-    /// copies.
+    /// Copies arrays into f32 tensors of a stream. Waits for the copies.
     ///
     /// # Errors
-    /// A failed stream; a bug if numbers of elements differ.
+    /// A failed stream.
+    ///
+    /// # Panics
+    /// If an array and its tensor differ in the number of elements.
     pub(crate) fn copy(stream: &Stream, pieces: &[(&Self, &Tensor)]) -> Result<(), Failure> {
         let as_long =
             |(from, to): &(&Self, &Tensor)| from.shape.iter().product::<usize>() == to.numel();

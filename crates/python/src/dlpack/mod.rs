@@ -1,7 +1,8 @@
 //! The DLPack protocol: arrays of other libraries use the engine's memory without a copy, and the
 //! engine borrows their memory. On a CUDA device the host waits for the engine's work before memory
-//! is lent, so that any stream of a consumer may read it; a producer's work is ordered before the
-//! copy that reads its memory by the stream that `__dlpack__` gets.
+//! is lent, so that any stream of a consumer may read it. Before the engine copies memory of
+//! another library, it gives `__dlpack__` its stream; that library makes the stream wait for its
+//! own work.
 //!
 //! A capsule keeps the memory alive until its consumer calls the deleter, so an array may outlive
 //! its source. <https://dmlc.github.io/dlpack/latest/>
@@ -65,7 +66,7 @@ pub(crate) trait Number: Copy + Send + Sync + 'static {
 impl Number for f32 {
     const DTYPE: DataType = DataType::float(32);
 }
-/// Numbers of classes, which fit into i32. Few libraries support unsigned integers.
+/// Class labels, which fit into i32. Few libraries support unsigned integers.
 impl Number for u32 {
     const DTYPE: DataType = DataType::int(32);
 }
