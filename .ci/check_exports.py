@@ -263,6 +263,23 @@ def check_tensorboard(scratch: Path) -> None:
     assert [e.step for e in read.Scalars("policy/kl")] == [3, 6]
     assert sum(h.histogram_value.num for h in read.Histograms("policy/actions")) == 12
 
+    # An episode that was extended on resume, before a second one.
+    folder = scratch / "extended"
+    run("train --preset quick --host minimal --envs 1 --controller ppo --rounds 2 --steps 3 --batch 32 --max-batches 2",
+        f"--policy-hidden 16 --quiet --tensorboard --stop-after 2 --run-dir {folder}", code=3)
+    run(f"train --resume {folder} --steps 4 --quiet --tensorboard")
+    read = EventAccumulator(str(folder / "tensorboard"), size_guidance=EVERYTHING).Reload()
+    assert [e.step for e in read.Scalars("train_loss/env 0")] == list(range(1, 9))
+
+    # Members in two places: the third begins alone.
+    folder = scratch / "places"
+    run("train --preset quick --host minimal --controller random --samples 3 --space lr=uniform:0.01,0.02 --places 2",
+        f"--steps 2 --batch 32 --max-batches 2 --quiet --tensorboard --run-dir {folder}")
+    read = EventAccumulator(str(folder / "tensorboard"), size_guidance=EVERYTHING).Reload()
+    counts = [(h.step, h.histogram_value.num) for h in read.Histograms("actions")]
+    assert counts == [(1, 2), (2, 2), (3, 1), (4, 1)], counts
+    assert [e.step for e in read.Scalars("speed/images_per_s")] == [1, 2, 3, 4]
+
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:

@@ -114,6 +114,8 @@ struct OpenScope {
     opened: &'static Location<'static>,
     permitted: Cell<Counts>,
     report: RefCell<ScopeReport>,
+    /// Acts of which the scope has warned.
+    warned: RefCell<Vec<ActSite>>,
 }
 
 /// Decision about an act.
@@ -137,7 +139,8 @@ impl HotScope {
     ) -> HotScope {
         let report = ScopeReport { name, policy, counts: Counts::default(), sites: Vec::new() };
         let (permitted, report) = (Cell::default(), RefCell::new(report));
-        let open = Rc::new(OpenScope { device, opened, permitted, report });
+        let warned = RefCell::default();
+        let open = Rc::new(OpenScope { device, opened, permitted, report, warned });
         OPEN.with_borrow_mut(|scopes| scopes.push(open.clone()));
         set_gate(Some(ask));
         HotScope { open }
@@ -213,7 +216,7 @@ fn judge(scopes: &[Rc<OpenScope>], device: u64, seen: ActSite) -> ActVerdict {
             opened: open.opened,
             permitted: open.permitted.get().get(seen.act),
         },
-        (None, Some(open)) if !open.has_met(&seen) => {
+        (None, Some(open)) if open.is_first_warning(seen) => {
             ActVerdict::Warn { scope: open.report.borrow().name }
         }
         _ => ActVerdict::Fine,
@@ -236,8 +239,12 @@ impl OpenScope {
             && report.counts.get(act) >= self.permitted.get().get(act)
     }
 
-    fn has_met(&self, seen: &ActSite) -> bool {
-        self.report.borrow().sites.iter().any(|site| same_place(site, seen))
+    /// Whether the scope has not yet warned of such an act at this place, of which it warns now.
+    fn is_first_warning(&self, seen: ActSite) -> bool {
+        let mut warned = self.warned.borrow_mut();
+        let is_first = !warned.iter().any(|site| same_place(site, &seen));
+        warned.extend(is_first.then_some(seen));
+        is_first
     }
 
     fn record(&self, seen: ActSite, happens: bool) {
@@ -254,5 +261,27 @@ impl OpenScope {
             report.sites.len() - 1
         });
         if happens { report.sites[index].count += 1 } else { report.sites[index].refused += 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Acts that are permitted do not use up the warning of the place where they are.
+    #[test]
+    fn a_place_is_warned_of_once_when_its_acts_exceed_the_permitted_number() {
+        let device = u64::MAX;
+        let mut permitted = Counts::default();
+        permitted.add(Act::Synchronize);
+        let site = Location::caller();
+        let scope = HotScope::open(device, "test", ScopePolicy::Warn, site).permit(permitted);
+        let seen = ActSite { act: Act::Synchronize, operation: "wait", site, count: 0, refused: 0 };
+        let warns = || {
+            let verdict = OPEN.with_borrow(|scopes| judge(scopes, device, seen));
+            matches!(verdict, ActVerdict::Warn { .. })
+        };
+        assert_eq!([warns(), warns(), warns()], [false, true, false]);
+        assert_eq!(scope.finish().sites[0].count, 3);
     }
 }

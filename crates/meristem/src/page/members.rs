@@ -75,11 +75,13 @@ fn table(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
         ]
     }));
     let (trained, count) = (run.history.members.trained(), ranked.len());
-    let reached = match run.overview.state {
-        RunState::Complete => "made all steps",
-        _ => "have not ended",
+    // With places a member that has made all steps ends; without, it is there until the run ends.
+    let left = ranked.iter().filter(|(_, member)| is_complete(member)).count();
+    let (number, reached) = match run.overview.state {
+        RunState::Complete => (trained + left, "made all steps"),
+        _ => (trained, "began and have not ended"),
     };
-    Html::table(&format!("Members; {trained} of {count} {reached}"), &rows)
+    Html::table(&format!("Members; {number} of {count} {reached}"), &rows)
 }
 
 /// State of a member in words: its end, the origin of its weights, or else the state of its run.
@@ -205,6 +207,11 @@ fn common_step(members: &MembersHistory) -> Option<usize> {
 
 fn diverged(member: &MemberHistory) -> bool {
     member.ended.as_ref().is_some_and(|(_, reason)| *reason == EndReason::Diverged)
+}
+
+/// Whether a member made all steps and left its place.
+fn is_complete(member: &MemberHistory) -> bool {
+    member.ended.as_ref().is_some_and(|(_, reason)| *reason == EndReason::Complete)
 }
 
 /// Table of the share of the variance of the scores that each setting explains alone. Empty with

@@ -208,6 +208,7 @@ fn a_rate_with_which_training_fails_is_not_chosen() {
 fn invalid_benches_are_refused_before_the_first_run() {
     let m = Meristem::new();
     std::fs::create_dir(m.path("mine")).unwrap();
+    std::fs::write(m.path("mine/thesis.tex"), "mine").unwrap();
     for (flags, words) in [
         ("--suite smal", "did you mean `small`?"),
         ("--tasks cifar10", "one of spirals | mnist1d"),
@@ -243,6 +244,8 @@ fn invalid_benches_are_refused_before_the_first_run() {
     }
     let few =
         "growth bench --tasks spirals --methods none --seeds 1 --rates 0.1 --run-dir bench --quiet";
+    // As a bench that was killed when it began may leave its folder.
+    std::fs::create_dir(m.path("bench")).unwrap();
     m.ok(&format!("{few} --suite quick"));
     let before = m.bytes("bench/growth.json");
     m.fails(

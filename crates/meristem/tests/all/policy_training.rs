@@ -64,6 +64,19 @@ fn assert_same(m: &Meristem, one: &str, other: &str) {
     }
 }
 
+/// Without evaluations on the way there is the one after the last round.
+#[test]
+fn a_training_is_evaluated_at_its_end_alone() {
+    let m = prepared();
+    let text = TINY_POLICY.replace("rounds = 3", "rounds = 1");
+    let text = text.replace("evaluation_tasks = 2", "evaluation_tasks = 0");
+    fs::write(m.path("tiny.toml"), format!("last_evaluation_tasks = 2\n{text}")).unwrap();
+    m.ok("control train-policy tiny.toml --quiet");
+    let lines = lines(&m, "policy-tiny");
+    let kinds: Vec<&str> = lines.iter().map(|line| line["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["round", "evaluation"]);
+}
+
 #[test]
 fn a_training_has_curves_and_a_policy_for_any_host() {
     let m = prepared();

@@ -4,6 +4,7 @@ use std::fs;
 
 use crate::common::Meristem;
 use crate::common::runs::{with_images, without_checksums};
+use crate::sweeps::with_sweep;
 
 const SETTINGS: &str = "
 dataset = \"arrays\"
@@ -97,6 +98,22 @@ fn a_report_shows_what_settings_did_and_who_ended() {
         // A condition: others do not have the setting.
         assert_eq!(row[6].is_empty(), !settings.contains("weight_decay"), "{settings}: {row:?}");
     }
+}
+
+/// With places a member that made all steps has ended, and others begin later.
+#[test]
+fn members_in_places_are_reported_with_their_own_steps() {
+    let m = with_sweep("none", 4);
+    m.ok("sweep sweep.toml --quiet --controller random --places 4 --run-dir run");
+    assert!(report(&m, "run").contains("Members; 9 of 9 made all steps"));
+    let rows = exported(&m, "run");
+    let column = |at: usize| rows[1..].iter().map(|row| row[at].clone()).collect::<Vec<_>>();
+    assert_eq!(column(1), ["0", "0", "0", "0", "4", "4", "4", "4", "8"]);
+    let steps = rows[0].iter().position(|name| name == "steps").unwrap();
+    assert_eq!(column(steps), ["4"; 9]);
+    std::fs::remove_file(m.path("run/summary.json")).unwrap();
+    let listed: serde_json::Value = serde_json::from_str(&m.ok("runs . --json").stdout).unwrap();
+    assert_eq!(listed["runs"][0]["steps"], serde_json::json!([12, 12]));
 }
 
 #[test]

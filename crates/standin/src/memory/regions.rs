@@ -149,12 +149,13 @@ impl AddressSpace {
     /// A text for an address: the nearest allocation, and the offset from it.
     pub(crate) fn describe(&self, address: u64) -> String {
         let near = |regions: &BTreeMap<u64, MemoryRegion>, state: &str| {
-            let (base, region) = regions.range(..=address + PAGE as u64).next_back()?;
+            let (base, region) =
+                regions.range(..=address.saturating_add(PAGE as u64)).next_back()?;
             let (start, end) = (*base, base + region.bytes as u64);
             let place = match address {
                 _ if address < start => format!("{} bytes before", start - address),
                 _ if address < end => format!("at byte {} of", address - start),
-                _ if address < end + PAGE as u64 => format!("{} bytes after", address - end),
+                _ if address - end < PAGE as u64 => format!("{} bytes after", address - end),
                 _ => return None,
             };
             Some(format!("{place} {state} {} of {} bytes", region.number, region.bytes))
@@ -288,6 +289,8 @@ mod tests {
         memory.free(address, false);
         assert_eq!(memory.describe(address), "at byte 0 of freed allocation 0 of 1000 bytes");
         assert_eq!(memory.describe(64), "near no allocation");
+        // Below a null pointer.
+        assert_eq!(memory.describe(u64::MAX - 3), "near no allocation");
     }
 
     #[test]

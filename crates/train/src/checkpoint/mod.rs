@@ -6,8 +6,8 @@
 //! - `store`: the files in a run folder, and the one to resume from;
 //! - `writer`: assembles checkpoints and writes them.
 //!
-//! What the file lacks follows from the configuration and the position. Random numbers are keyed by
-//! (seed, purpose, env, step), so there is no generator with a state to save.
+//! The configuration and the position determine all that the file lacks. Random numbers are keyed
+//! by (seed, purpose, env, step), so there is no generator with a state to save.
 
 mod file;
 mod identity;

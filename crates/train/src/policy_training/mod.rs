@@ -209,12 +209,12 @@ impl<'a> Training<'a> {
 
     fn run(mut self, observer: &mut dyn TrainingObserver) -> Result<TrainedPolicy> {
         self.lines.iter().for_each(|line| observer.line(line));
-        let PolicyTraining { rounds, evaluate_every, evaluation_tasks, .. } = *self.plan.request;
+        let PolicyTraining { rounds, evaluate_every, .. } = *self.plan.request;
         loop {
             let round = self.state.round;
             let every = evaluate_every > 0 && round.is_multiple_of(evaluate_every);
-            let is_due = evaluation_tasks > 0 && (every || round == 0 || round >= rounds);
-            if is_due && !self.is_evaluated(round) {
+            let is_due = every || round == 0 || round >= rounds;
+            if is_due && self.evaluation_tasks() > 0 && !self.is_evaluated(round) {
                 let Some(evaluation) = self.evaluate(observer)? else { break };
                 // The policy is written before the line of its evaluation, so that a line implies a
                 // written policy.

@@ -17,7 +17,7 @@ use meristem_nn::ScoreKind;
 
 use crate::error::{Error, Result};
 use crate::record::directory::Directory;
-use crate::record::events::{Event, RunStarted, StepCompleted};
+use crate::record::events::{Event, Extension, RunStarted, StepCompleted};
 use crate::record::reading::{EventLine, EventTail, Reached, Settings, Skipped, check_is_run};
 
 /// Folder of the event file in the folder of a run.
@@ -232,31 +232,45 @@ impl Board {
     }
 }
 
-/// Place in a run, and the actions of its current step.
+/// Place in a run, and its current step.
 #[derive(Default)]
 struct BoardPosition {
     /// Seconds from 1970 to the start of the run.
     began: f64,
-    envs: usize,
     /// Steps of a round.
     steps: usize,
     /// Settings of each member now; empty without members.
     members: Vec<String>,
     /// Kind of the scores.
     score: ScoreKind,
-    /// Actions of the current step by op.
+    /// The step whose envs are being read; `None` before the first and after the last one.
+    current: Option<CurrentStep>,
+}
+
+/// A step of which at least one env was read. It ends with the first event that comes after all its
+/// envs; their number is not known, because members end, or wait for a place.
+struct CurrentStep {
+    round: usize,
+    step: usize,
+    /// Seconds from 1970 to its newest event.
+    time: f64,
+    /// Actions of its envs by op.
     actions: OpCounts,
-    /// Envs whose actions were counted.
-    counted: usize,
 }
 
 impl BoardPosition {
     /// Records of an event.
     fn records(&mut self, line: &EventLine, settings: &Settings) -> Vec<Vec<u8>> {
         let time = self.began + line.seconds;
-        match &line.event {
+        let ended = self.end_step(&line.event);
+        ended.into_iter().chain(self.records_of(&line.event, time, settings)).collect()
+    }
+
+    /// Records of an event of the current step, or of none.
+    fn records_of(&mut self, event: &Event, time: f64, settings: &Settings) -> Vec<Vec<u8>> {
+        match event {
             Event::RunStarted(run) => {
-                (self.envs, self.steps) = (run.envs, run.steps);
+                self.steps = run.steps;
                 self.members = run.members.clone();
                 self.score = run.task.score();
                 let texts = vec![("settings".into(), SeriesValue::Text(settings_table(settings)))];
@@ -266,10 +280,17 @@ impl BoardPosition {
                 let texts = texts.chain(members.map(|text| ("members".into(), text)));
                 vec![tensorboard::values(time, 0, texts.collect())]
             }
+            // Steps are added in the first round only, so those before a round are known.
+            Event::RunExtended(Extension { steps, .. }) => {
+                self.steps = *steps;
+                vec![]
+            }
             Event::StepCompleted(step) => {
                 let at = self.steps_before(step.round) + step.step as u64 + 1;
                 let mut values = of_step(step, self.score, &self.series_of(step.env));
-                values.extend(self.actions(step));
+                if self.count(step, time) {
+                    values.extend(speed(step));
+                }
                 vec![tensorboard::values(time, at, values)]
             }
             Event::MemberBegun { member, round, step, settings } => self.member_changes(
@@ -342,19 +363,36 @@ impl BoardPosition {
         round as u64 * self.steps as u64
     }
 
-    /// The histogram of a step's actions, once its last env is counted.
-    fn actions(&mut self, step: &StepCompleted) -> Option<(String, SeriesValue)> {
+    /// Counts the action of an env. Returns whether it is the first env of its step.
+    fn count(&mut self, step: &StepCompleted, time: f64) -> bool {
+        let is_first = self.current.is_none();
+        let StepCompleted { round, step: number, .. } = *step;
+        let actions = OpCounts::default();
+        let new = CurrentStep { round, step: number, time, actions };
+        let current = self.current.get_or_insert(new);
+        current.time = time;
         let name = step.action.split_whitespace().next().unwrap_or_default();
         if let Some(op) = ActionOp::ALL.iter().find(|op| op.name() == name) {
-            self.actions[op.index()] += 1;
+            current.actions[op.index()] += 1;
         }
-        self.counted += 1;
-        if self.counted < self.envs {
-            return None;
-        }
-        self.counted = 0;
-        let counts = counted_ops(&std::mem::take(&mut self.actions)).to_vec();
-        Some(("actions".into(), SeriesValue::Counts(counts)))
+        is_first
+    }
+
+    /// The histogram of the current step's actions, if `event` comes after the step.
+    fn end_step(&mut self, event: &Event) -> Option<Vec<u8>> {
+        let is_after = |current: &CurrentStep| match event {
+            Event::StepCompleted(step) => (step.round, step.step) != (current.round, current.step),
+            Event::CheckpointWritten { .. }
+            | Event::RoundStarted { .. }
+            | Event::EpisodeEnded { .. }
+            | Event::PolicyUpdated { .. }
+            | Event::RunEnded { .. } => true,
+            _ => false,
+        };
+        let CurrentStep { round, step, time, actions } = self.current.take_if(|of| is_after(of))?;
+        let at = self.steps_before(round) + step as u64 + 1;
+        let counts = SeriesValue::Counts(counted_ops(&actions).to_vec());
+        Some(tensorboard::values(time, at, vec![("actions".into(), counts)]))
     }
 }
 
@@ -369,9 +407,14 @@ fn scalars<'a>(
     known.collect()
 }
 
+/// The speed of a step, which is that of all envs together.
+fn speed(step: &StepCompleted) -> Vec<(String, SeriesValue)> {
+    let speed = [("step_seconds", step.step_seconds), ("images_per_s", step.images_per_s)];
+    scalars(speed, |name| format!("speed/{name}"))
+}
+
 /// Values of a step of an env, whose series have the name `series`.
 fn of_step(step: &StepCompleted, score: ScoreKind, series: &str) -> Vec<(String, SeriesValue)> {
-    let env = step.env;
     let parameters = (step.host_parameters + step.grown_parameters) as f64;
     let named = ["train_", "control_", "twin_control_"].map(|of| format!("{of}{}", score.key()));
     let [train, control, twin] = named.each_ref().map(String::as_str);
@@ -388,11 +431,6 @@ fn of_step(step: &StepCompleted, score: ScoreKind, series: &str) -> Vec<(String,
         (twin, step.twin.and_then(|twin| twin.control_score)),
     ];
     let mut values = scalars(figures, |name| format!("{name}/{series}"));
-    if env == 0 {
-        // Written once, because they are for all envs together.
-        let speed = [("step_seconds", step.step_seconds), ("images_per_s", step.images_per_s)];
-        values.extend(scalars(speed, |name| format!("speed/{name}")));
-    }
     for slot in &step.slots {
         let figures = [("alpha", Some(slot.alpha)), ("contribution", slot.contribution)];
         values.extend(scalars(figures, |name| format!("{name}/{series} {}", slot.slot)));
@@ -443,4 +481,62 @@ fn described(run: &RunStarted) -> String {
         run.program_version,
         ops.collect::<Vec<_>>().join(", ")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn step(env: usize, step: usize) -> Value {
+        json!({"event": "step_completed", "env": env, "round": 0, "step": step,
+            "train_loss": 1.0, "train_accuracy": 0.5, "control_loss": null,
+            "control_accuracy": null, "host_gradient_norm": null, "host_parameters": 10,
+            "grown_parameters": 5, "action": "WAIT", "step_seconds": 1.0, "images_per_s": 2.0,
+            "reward": {"gain": null, "rent": 0.0, "potential": 0.0, "fossilize": 0.0, "prune": 0.0,
+                "op": 0.0, "result": 0.0},
+            "slots": []})
+    }
+
+    /// Numbers of the records with a tag of this beginning that a step is written with, of all
+    /// events in order; the step number is looked for as the value of the record's field 2.
+    fn records(events: &[Value], tag: &str) -> Vec<u64> {
+        let mut place = BoardPosition { steps: 4, ..BoardPosition::default() };
+        let settings = Settings::default();
+        let line = |event: &Value| EventLine {
+            seq: 0,
+            seconds: 1.0,
+            event: serde_json::from_value(event.clone()).unwrap(),
+        };
+        let all = events.iter().flat_map(|event| place.records(&line(event), &settings));
+        let has_tag = |record: &Vec<u8>| record.windows(tag.len()).any(|w| w == tag.as_bytes());
+        // After 12 bytes of length and checksum: field 1 with the time, field 2 with the step.
+        all.filter(has_tag).map(|record| u64::from(record[12 + 1 + 8 + 1])).collect()
+    }
+
+    /// The envs of a step need not be all: members end, or wait for a place, env 0 among them.
+    #[test]
+    fn a_step_ends_when_another_begins() {
+        let ended = json!({"event": "members_ended", "members": [0], "round": 0, "step": 0,
+            "reason": "patience", "left": 1});
+        let end = json!({"event": "run_ended", "status": "completed", "error": null, "steps": 3,
+            "wall_seconds": 1.0});
+        let events = [step(0, 0), step(1, 0), ended, step(1, 1), step(1, 2), end];
+        assert_eq!(records(&events, "actions"), [1, 2, 3]);
+        assert_eq!(records(&events, "speed/images_per_s"), [1, 2, 3]);
+        assert_eq!(records(&events, "train_loss/env 1"), [1, 2, 3]);
+    }
+
+    /// A round begins after all steps of the rounds before it, those of an extension among them.
+    #[test]
+    fn an_extended_round_does_not_overlap_the_next() {
+        let extended =
+            json!({"event": "run_extended", "round": 0, "step": 1, "steps": 6, "rounds": 2});
+        let next = json!({"event": "round_started", "round": 1});
+        let mut last = step(0, 0);
+        last["round"] = 1.into();
+        let events = [step(0, 0), extended, step(0, 5), next, last];
+        assert_eq!(records(&events, "train_loss/env 0"), [1, 6, 7]);
+    }
 }

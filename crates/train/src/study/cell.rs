@@ -139,7 +139,12 @@ pub(crate) fn check_folder(folder: &Path, report: &str) -> Result<()> {
         name == report || name.as_encoded_bytes().starts_with(SEED.as_bytes())
     };
     let there = folder.symlink_metadata().is_ok();
-    if there && !folder.read_dir().is_ok_and(|mut entries| entries.any(is_of_study)) {
+    // A study that was killed as it began may have left an empty folder.
+    let is_usable = |entries: std::fs::ReadDir| {
+        let mut entries = entries.peekable();
+        entries.peek().is_none() || entries.any(is_of_study)
+    };
+    if there && !folder.read_dir().is_ok_and(is_usable) {
         Err(Error::RunFolderExists { path: folder.into() })
     } else {
         Ok(())

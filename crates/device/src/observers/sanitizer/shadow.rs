@@ -7,6 +7,7 @@
 //!   is ordered after all earlier accesses, and a later, ordered access never hides a race. The
 //!   exception is a block with more than `MOST_SEGMENTS` segments.
 
+use std::cmp::{Ordering, Reverse};
 use std::ops::Range;
 use std::panic::Location;
 
@@ -211,9 +212,63 @@ impl Shadow {
         if self.segments.len() > MOST_SEGMENTS {
             let used = |segment: &Segment| segment.marks().map(|mark| mark.order).max();
             let mut orders: Vec<_> = self.segments.iter().map(used).collect();
-            orders.sort_unstable();
-            let middle = orders[orders.len() / 2];
-            self.segments.retain(|segment| used(segment) > middle);
+            orders.sort_unstable_by_key(|order| Reverse(*order));
+            let kept = orders.len() / 2;
+            let oldest = orders[kept - 1];
+            // One access may have used more than half of all segments.
+            let mut equal = kept - orders.partition_point(|order| *order > oldest);
+            self.segments.retain(|segment| match used(segment).cmp(&oldest) {
+                Ordering::Less => false,
+                Ordering::Greater => true,
+                Ordering::Equal => {
+                    let is_kept = equal > 0;
+                    equal = equal.saturating_sub(1);
+                    is_kept
+                }
+            });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::clock::StreamClock;
+    use super::*;
+
+    /// A read of a whole block makes all its segments equally old; half of them are kept.
+    #[test]
+    fn half_of_equally_old_segments_are_kept() {
+        let stream = StreamClock::new(&"a".into());
+        let site = Location::caller();
+        let origin = Arc::new(StorageOrigin {
+            id: 1,
+            site,
+            owner: Owner::Other,
+            freed_after: AtomicU64::new(0),
+        });
+        let access = |order: usize, access| {
+            Arc::new(ShadowAccess {
+                stream: stream.tag().clone(),
+                seq: order as u64 + 1,
+                order: order as u64,
+                operation: "test",
+                site,
+                access,
+                origin: origin.clone(),
+            })
+        };
+        let mut shadow = Shadow::default();
+        let before = VectorClock::default();
+        for write in 0..MOST_SEGMENTS {
+            let bytes = 2 * write..2 * write + 1;
+            shadow.record(&bytes, &access(write, AccessKind::Write), &before);
+        }
+        assert_eq!(shadow.segments.len(), MOST_SEGMENTS);
+        let whole = 0..2 * MOST_SEGMENTS;
+        shadow.record(&whole, &access(MOST_SEGMENTS, AccessKind::Read), &before);
+        assert_eq!(shadow.segments.len(), MOST_SEGMENTS);
+        let other = StreamClock::new(&"b".into());
+        let found = shadow.conflict(&whole, (AccessKind::Write, 1), (other.tag(), &before));
+        assert!(found.is_some());
     }
 }

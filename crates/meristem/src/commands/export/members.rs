@@ -35,6 +35,8 @@ struct Row {
 /// The newest step of a member.
 #[derive(Clone, Default)]
 struct Newest {
+    /// The step of the run with which the member began.
+    begun: usize,
     steps: usize,
     /// Sum and number of the control scores of its envs.
     score: (f64, usize),
@@ -81,6 +83,9 @@ impl Members {
                     }
                 }
             }
+            Event::MemberBegun { member, step, settings, .. } => {
+                self.begin(member, step, &settings)
+            }
             Event::MemberCopied { member, from, step, settings, .. } => {
                 if let Some(newest) = self.newest.get_mut(member) {
                     newest.ended = None;
@@ -97,10 +102,20 @@ impl Members {
         self.rows.push(Row { member, from_step, copy_of, settings });
     }
 
+    /// A member begins in a place, or with settings that a program chose: its row of the run's
+    /// beginning gets the step and the settings.
+    fn begin(&mut self, member: usize, step: usize, text: &str) {
+        let settings = member_settings(text).map(|(name, value)| (name.into(), value.into()));
+        if let Some(row) = self.rows.iter_mut().find(|row| row.member == member) {
+            (row.from_step, row.settings) = (step, settings.collect());
+            self.newest[member] = Newest { begun: step, ..Newest::default() };
+        }
+    }
+
     fn step(&mut self, step: &StepCompleted) {
         let Some(member) = step.env.checked_rem(self.newest.len()) else { return };
         let newest = &mut self.newest[member];
-        let steps = step.step.saturating_add(1);
+        let steps = step.step.saturating_add(1).saturating_sub(newest.begun);
         let (sum, count) = if newest.steps == steps { newest.score } else { (0.0, 0) };
         newest.steps = steps;
         newest.score = (sum + step.control_score.unwrap_or(f64::NAN), count + 1);

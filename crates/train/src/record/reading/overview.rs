@@ -358,7 +358,13 @@ impl Overview {
             let done = history.envs.values().filter_map(|env| env.last.as_ref()).map(|step| {
                 (step.round as u64).saturating_mul(steps).saturating_add(step.step as u64 + 1)
             });
-            self.steps = Some([done.max().unwrap_or(0), steps.saturating_mul(rounds)]);
+            let done = done.max().unwrap_or(0);
+            // With places, members that wait make the run longer, and those that end early shorter.
+            let waves = started
+                .places
+                .map_or(1, |places| started.members.len().div_ceil(places.max(1)).max(1) as u64);
+            let all = steps.saturating_mul(rounds).saturating_mul(waves);
+            self.steps = Some([done, all.max(done)]);
             let [controller, host] = [started.controller.to_string(), started.host.to_string()];
             self.task = started.task;
             self.set_identity(controller, host, started.dataset, started.seed);
