@@ -289,9 +289,12 @@ fn modules(env: &EnvSummary) -> String {
 }
 
 fn module(module: &ModuleSummary) -> String {
-    let ModuleSummary { slot, blueprint, stage, contribution, .. } = module;
-    let effect =
-        contribution.map_or(", no effect on the output yet".into(), |pp| format!(" {pp:+.1}"));
+    let ModuleSummary { slot, blueprint, stage, alpha, contribution, .. } = module;
+    let effect = match contribution {
+        Some(pp) => format!(" {pp:+.1}"),
+        None if *alpha == 0.0 => ", no effect on the output yet".into(),
+        None => ", contribution not measured".into(),
+    };
     printable(&format!("{slot} {blueprint} ({stage}){effect}"))
 }
 

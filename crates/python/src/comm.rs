@@ -36,7 +36,8 @@ enum RankState {
     Free(Rank),
     /// A thread is in a call.
     Busy,
-    Closed,
+    /// The rank has left, or leaves at the end of the call that is going on, for this reason.
+    Closed(Option<String>),
 }
 
 /// A membership in a group of ranks.
@@ -136,13 +137,21 @@ impl Membership {
     /// false if the rank had left before.
     fn close(&self, py: Python<'_>, reason: Option<String>) -> PyResult<bool> {
         check_process()?;
-        let rank = match std::mem::replace(&mut *self.lock(), RankState::Closed) {
+        let mut state = self.lock();
+        let rank = match std::mem::replace(&mut *state, RankState::Closed(None)) {
             RankState::Free(rank) => rank,
-            RankState::Closed => return Ok(false),
+            RankState::Closed(before) => {
+                *state = RankState::Closed(before);
+                return Ok(false);
+            }
             // When its call ends, the other thread finds the membership closed and leaves the
             // group.
-            RankState::Busy => return Ok(true),
+            RankState::Busy => {
+                *state = RankState::Closed(reason);
+                return Ok(true);
+            }
         };
+        drop(state);
         py.detach(move || leave(rank, reason));
         Ok(true)
     }
@@ -158,7 +167,8 @@ fn leave(rank: Rank, reason: Option<String>) {
 
 impl Drop for Membership {
     fn drop(&mut self) {
-        if let RankState::Free(rank) = std::mem::replace(&mut *self.lock(), RankState::Closed) {
+        let state = std::mem::replace(&mut *self.lock(), RankState::Closed(None));
+        if let RankState::Free(rank) = state {
             if check_process().is_err() {
                 // After a fork the locks of the group may never be released.
                 return std::mem::forget(rank);
@@ -201,8 +211,8 @@ impl Membership {
                 format!("the Comm of rank {} is in use by another thread", self.rank),
                 "give each thread a separate Comm: `Comm.threads(n)` returns n",
             )),
-            RankState::Closed => {
-                *state = RankState::Closed;
+            RankState::Closed(reason) => {
+                *state = RankState::Closed(reason);
                 let message = format!("the Comm of rank {} is closed", self.rank);
                 Err(Failure::usage(Kind::State, message, "make another group"))
             }
@@ -243,7 +253,7 @@ impl Membership {
                 // Otherwise the other ranks would wait for this rank's call.
                 let text = error.value(py).to_string();
                 let reason = text.lines().next().unwrap_or_default().to_owned();
-                *self.lock() = RankState::Closed;
+                *self.lock() = RankState::Closed(None);
                 py.detach(move || leave(rank, Some(reason)));
                 return Err(error);
             }
@@ -275,7 +285,7 @@ impl Membership {
         };
         let name = format!("meristem rank {}", self.rank);
         if let Err(error) = std::thread::Builder::new().name(name).spawn(call) {
-            *self.lock() = RankState::Closed;
+            *self.lock() = RankState::Closed(None);
             let message = format!("cannot start a thread: {error}");
             return Err(Failure::usage(Kind::Rank, message, "free some memory").into());
         }
@@ -285,12 +295,12 @@ impl Membership {
                 Ok((rank, result)) => return self.put_back(py, rank, result),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => {
-                    *self.lock() = RankState::Closed;
+                    *self.lock() = RankState::Closed(None);
                     return Err(Failure::panic("the thread of a rank ended").into());
                 }
             }
             if let Err(interrupt) = py.check_signals() {
-                *self.lock() = RankState::Closed;
+                *self.lock() = RankState::Closed(None);
                 return Err(interrupt);
             }
         }
@@ -298,12 +308,13 @@ impl Membership {
 
     fn put_back<T>(&self, py: Python<'_>, rank: Rank, result: Result<T, Failure>) -> PyResult<T> {
         let mut state = self.lock();
-        if matches!(*state, RankState::Busy) {
-            *state = RankState::Free(rank);
-        } else {
+        if let RankState::Closed(reason) = &mut *state {
             // Another thread has closed the membership.
+            let reason = reason.take();
             drop(state);
-            py.detach(|| leave(rank, None));
+            py.detach(|| leave(rank, reason));
+        } else {
+            *state = RankState::Free(rank);
         }
         Ok(result?)
     }

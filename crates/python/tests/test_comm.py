@@ -420,6 +420,25 @@ def test_a_rank_is_for_one_thread_at_a_time():
     one.close()
 
 
+def test_an_exception_beside_a_call_reaches_the_others_when_the_call_ends():
+    [one, other] = Comm.threads(2)
+    waiting = threading.Thread(target=one.barrier)
+    with pytest.raises(ValueError, match="no more data"):
+        with one:
+            waiting.start()
+            end = time.monotonic() + SOON
+            while time.monotonic() < end:
+                try:
+                    one.traffic  # noqa: B018
+                except errors.StateError:
+                    break
+            raise ValueError("no more data")
+    other.barrier()
+    waiting.join()
+    with pytest.raises(errors.RankError, match="no more data"):
+        other.barrier()
+
+
 def test_ctrl_c_ends_a_call_that_waits():
     [one, other] = Comm.threads(2)
     timer = threading.Timer(0.3, _thread.interrupt_main)

@@ -11,6 +11,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{ConfigLayer, TrainConfig};
 use crate::config_file;
 use crate::error::{Error, Result};
+use crate::growth_bench::{GROWTH_TABLE_VERSION, TABLE};
 use crate::record::directory::Directory;
 use crate::record::lines::{self, Lines};
 use crate::record::reading::{FoundRuns, UnreadableFolder, find};
@@ -23,10 +24,10 @@ use crate::study::STUDY_VERSION;
 
 /// Largest file of tensors that is checked, in bytes.
 const TENSORS_BYTES_MAX: u64 = 8_000_000_000;
-/// Largest `study.json` that is checked, in bytes.
-const STUDY_BYTES_MAX: u64 = 256_000_000;
-/// File of the results of a study.
-const STUDY: &str = "study.json";
+/// Largest report that is checked, in bytes.
+const REPORT_BYTES_MAX: u64 = 256_000_000;
+/// Files of the results of a study and of a bench of growth, and their versions.
+const REPORTS: [(&str, u32); 2] = [("study.json", STUDY_VERSION), (TABLE, GROWTH_TABLE_VERSION)];
 
 /// Result of the check of one file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -55,7 +56,7 @@ pub struct VerifiedFile {
     pub problem: Option<String>,
 }
 
-/// Checks the results of a study in `folder`, then all files of the runs in it, or of the run
+/// Checks the results of a study or of a bench of growth in `folder`, then all files of the runs in it, or of the run
 /// `folder` itself. The runs are in the order of their paths, the files of each in this order:
 /// settings, events, summary, policy, weights, checkpoints. Events of a run in progress are checked
 /// up to the last whole line.
@@ -109,9 +110,12 @@ impl Files {
     }
 
     fn check_study(&mut self) -> io::Result<()> {
-        let path = self.directory.path().join(STUDY);
-        let text = self.directory.read(STUDY, STUDY_BYTES_MAX).map_err(|e| e.to_string());
-        self.push(path, text.and_then(|text| text.map(|text| study(&text)).transpose()));
+        for (name, version) in REPORTS {
+            let path = self.directory.path().join(name);
+            let text = self.directory.read(name, REPORT_BYTES_MAX).map_err(|e| e.to_string());
+            let checked = text.and_then(|text| text.map(|text| report(&text, version)).transpose());
+            self.push(path, checked);
+        }
         Ok(())
     }
 
@@ -222,10 +226,10 @@ fn whole_lines(file: &mut std::fs::File) -> io::Result<u64> {
     Ok(newline.map_or(if from > 0 { end } else { 0 }, |at| from + at as u64 + 1))
 }
 
-/// Whether the text of a study is unchanged.
-fn study(text: &[u8]) -> Result<FileState, String> {
+/// Whether the text of a report, whose newest version is `version`, is unchanged.
+fn report(text: &[u8], version: u32) -> Result<FileState, String> {
     serde_json::from_slice::<serde::de::IgnoredAny>(text).map_err(|error| error.to_string())?;
-    match sealed::check(text, STUDY_VERSION) {
+    match sealed::check(text, version) {
         Seal::Broken => Err(sealed::BROKEN.into()),
         seal => Ok(state_of(seal)),
     }
@@ -253,11 +257,13 @@ mod tests {
 
     /// A changed digit leaves JSON that can be read.
     #[test]
-    fn a_study_that_differs_from_its_checksum_is_damaged() {
-        let mut text = format!("{{\n  \"v\": {STUDY_VERSION},\n  \"seeds\": 3\n}}\n");
-        sealed::seal(&mut text, "\n  ");
-        assert_eq!(study(text.as_bytes()), Ok(FileState::Whole));
-        let changed = text.replace("\"seeds\": 3", "\"seeds\": 4");
-        assert_eq!(study(changed.as_bytes()), Err(sealed::BROKEN.into()));
+    fn a_report_that_differs_from_its_checksum_is_damaged() {
+        for (_, version) in REPORTS {
+            let mut text = format!("{{\n  \"v\": {version},\n  \"seeds\": 3\n}}\n");
+            sealed::seal(&mut text, "\n  ");
+            assert_eq!(report(text.as_bytes(), version), Ok(FileState::Whole));
+            let changed = text.replace("\"seeds\": 3", "\"seeds\": 4");
+            assert_eq!(report(changed.as_bytes(), version), Err(sealed::BROKEN.into()));
+        }
     }
 }

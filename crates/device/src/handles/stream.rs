@@ -150,8 +150,34 @@ impl Stream {
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Stream::synchronize", Location::caller());
+        self.count_wait(operation, site)?;
+        self.wait_counted(operation, site)
+    }
+
+    /// Counts a wait of the host as one synchronisation. Called before work is enqueued that must
+    /// not go on when its caller returns.
+    ///
+    /// # Errors
+    /// [`crate::Error::HotScope`] if an open scope forbids the wait;
+    /// [`crate::Error::InsideKernel`].
+    pub(crate) fn count_wait(
+        &self,
+        operation: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
         check_may_wait(operation)?;
-        self.state().shared.counters.count(Act::Synchronize, operation, site)?;
+        self.state().shared.counters.count(Act::Synchronize, operation, site)
+    }
+
+    /// Waits as [`Stream::synchronize`] does, after [`Stream::count_wait`].
+    ///
+    /// # Errors
+    /// [`crate::Error::KernelPanicked`].
+    pub(crate) fn wait_counted(
+        &self,
+        operation: &'static str,
+        site: &'static Location<'static>,
+    ) -> Result<()> {
         let _wait = self.state().shared.observers.host_waits(operation, Some(site));
         let seq = self.state().lock().submitted();
         self.state().wait_host(seq);

@@ -109,6 +109,8 @@ pub(crate) unsafe fn copy_foreign(
     pieces: &[(u64, &Tensor)],
     site: CallSite,
 ) -> Result<()> {
+    // A wait that is refused must be refused before the copy is enqueued.
+    stream.count_wait(operation, site)?;
     let addresses = pieces.iter().map(|(address, _)| *address).collect();
     // SAFETY: guaranteed by the caller. The copy is done when this returns, unless the device has
     // failed, which then runs nothing any more.
@@ -116,7 +118,7 @@ pub(crate) unsafe fn copy_foreign(
     let launch = Launch::new(stream, operation, Some(Act::Launch), site);
     let launch = pieces.iter().fold(launch, |launch, (_, to)| launch.write(to));
     launch.transfer(Transfer::Foreign(from))?;
-    stream.synchronize()
+    stream.wait_counted(operation, site)
 }
 
 /// Overwrites a tensor with the bytes that `make` writes: one command, counted as a copy to the

@@ -13,11 +13,17 @@ use crate::common::{cpu, filled};
 fn acts(stream: &Stream, x: &Tensor) -> Vec<(Act, Result<()>)> {
     let event = stream.record();
     let other = Owner::Other;
+    let foreign = [7u32; 4];
     vec![
         (Act::CopyToHost, x.to_vec::<u32>().map(drop)),
         (Act::CopyToHost, read_back(&[x, x]).map(drop)),
         (Act::CopyToDevice, x.copy_from_slice(&[7u32; 4])),
         (Act::CopyToDevice, x.copy_from_shared(Arc::new([7u8; 16]), 0)),
+        (Act::Synchronize, {
+            let pieces = [(foreign.as_ptr().addr() as u64, x)];
+            // SAFETY: the array has as many bytes as the tensor, and outlives the call.
+            unsafe { stream.copy_foreign("copy_foreign", &pieces) }
+        }),
         (Act::Synchronize, stream.synchronize()),
         (Act::Synchronize, event.synchronize()),
         (Act::Synchronize, stream.device().synchronize()),
@@ -48,7 +54,7 @@ fn a_refused_act_has_not_happened() {
         let seen = report.sites.iter().find(|seen| (seen.act, seen.site) == (act, site)).unwrap();
         assert_eq!((seen.count, seen.refused), (0, 1));
     }
-    assert_eq!(report.sites.len(), 10);
+    assert_eq!(report.sites.len(), 11);
     assert_eq!(report.counts, Counts::default());
     // Nothing was counted, and nothing was enqueued.
     assert_eq!(device.counts(), before);
@@ -72,7 +78,7 @@ fn off_and_warn_count_with_call_sites() {
         drop(scope);
         assert_eq!(report.counts.copies_to_host, 6);
         // A site may act in two ways: a read-back copies and waits.
-        assert_eq!(report.sites.len(), 13);
+        assert_eq!(report.sites.len(), 14);
         assert!(report.sites.iter().all(|site| (site.count, site.refused) == (3, 0)));
         let text = report.to_string();
         assert!(text.contains("`Tensor::to_vec`") || text.contains("`read_back`"), "{text}");

@@ -248,6 +248,12 @@ fn invalid_benches_are_refused_before_the_first_run() {
     std::fs::create_dir(m.path("bench")).unwrap();
     m.ok(&format!("{few} --suite quick"));
     let before = m.bytes("bench/growth.json");
+    m.ok("runs verify bench");
+    let changed = String::from_utf8(before.clone()).unwrap().replace("completed", "interrupted");
+    std::fs::write(m.path("bench/growth.json"), changed).unwrap();
+    let told = m.run("runs verify bench");
+    assert!(told.code == Some(1) && told.stdout.contains("growth.json"), "{}", told.stdout);
+    std::fs::write(m.path("bench/growth.json"), &before).unwrap();
     m.fails(
         &format!("{few} --suite small"),
         2,

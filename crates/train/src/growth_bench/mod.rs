@@ -44,7 +44,7 @@ use crate::study::{Planned, StudyObserver};
 use crate::task::task_of;
 
 /// File of the results in the folder of the bench.
-const TABLE: &str = "growth.json";
+pub(crate) const TABLE: &str = "growth.json";
 
 /// File of the same results as a page in Markdown.
 const PAGE: &str = "growth.md";

@@ -156,7 +156,7 @@ pub struct ModuleSummary {
     /// Trained parameters.
     pub parameters: usize,
     /// Control score with the module minus without it, in percentage points; null for a module
-    /// that does not affect the output yet.
+    /// that does not affect the output yet, and where it was not measured.
     pub contribution: Option<f64>,
 }
 
