@@ -210,7 +210,7 @@ pub enum Error {
          this is a bug in meristem, please report it"
     )]
     ReplicasDiffer {
-        /// Fingerprints of weights, statistics and optimiser, by rank.
+        /// Fingerprints by rank: of the network, or of the results of a step.
         fingerprints: String,
     },
     /// A device refused an operation or failed.

@@ -279,7 +279,7 @@ pub struct SeenEnv {
     pub figures: StepFigures,
     /// Reward of the last action.
     pub reward: f32,
-    // The other fields of an `EnvView`.
+    // The other fields of an `EnvView`, except `orthogonality`.
     pub(crate) scores_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
     pub(crate) twin_loss: Option<f32>,
@@ -337,7 +337,7 @@ impl SeenEnv {
         }
     }
 
-    /// The view that a controller gets.
+    /// The view that a controller gets, without the orthogonality of the layers.
     pub fn view(&self) -> EnvView<'_> {
         EnvView {
             env: self.env,

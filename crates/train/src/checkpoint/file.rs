@@ -3,10 +3,10 @@
 //! Tensors are named `env.N.weights.NAME`, `env.N.optimiser.NAME`, `env.N.snapshot.NAME`,
 //! `env.N.exchange.RANK.NAME`, `env.N.twin.weights.NAME`, `env.N.twin.optimiser.NAME` and
 //! `controller.NAME`. N is the position of the env among the envs of the checkpoint, from 0; it
-//! differs from the index of the env in the run if envs are no longer trained. Two tensors of
-//! bytes, `progress` and `controller_memory`, hold CBOR, which keeps every bit of a float. The
-//! metadata has `format` (`meristem checkpoint`), `version` and `crc32`, a checksum like that of
-//! weights files: a truncated or changed file is refused as a whole. Earlier builds wrote
+//! may differ from the index of the env in the run, because only envs in training are stored. Two
+//! tensors of bytes, `progress` and `controller_memory`, hold CBOR, which keeps every bit of a
+//! float. The metadata has `format` (`meristem checkpoint`), `version` and `crc32`, a checksum like
+//! that of weights files: a truncated or changed file is refused as a whole. Earlier builds wrote
 //! `checksum` instead, the CRC-32 of names, types, shapes and bytes.
 
 use std::path::Path;

@@ -38,7 +38,7 @@ use crate::sweep::Sweep;
 pub(crate) struct Checkpoint {
     /// Everything except tensors.
     pub(crate) progress: Progress,
-    /// Tensors of each env of the current episode; empty between rounds.
+    /// Tensors of each env in training, in older checkpoints of each env; empty between rounds.
     pub(crate) envs: Vec<EnvTensors>,
     pub(crate) controller: ControllerState,
 }

@@ -27,7 +27,7 @@ impl Devices {
     ///
     /// # Errors
     /// An empty list, an unknown name, a device listed twice, more devices than envs, ranks or
-    /// policies, or a policy device that is not listed.
+    /// policies, a policy device that is not listed, or policy devices of several kinds.
     pub(crate) fn assign(config: &TrainConfig) -> Result<Self> {
         let TrainConfig { envs, policy_device, .. } = config;
         let parse = |name: &str| Ok(name.trim().parse::<DeviceId>()?);
@@ -77,7 +77,7 @@ fn distribute(parts: usize, devices: &[DeviceId]) -> Vec<DeviceId> {
     counts.flat_map(|(id, count)| vec![*id; count]).collect()
 }
 
-/// The first device that is there before.
+/// The first device that an earlier element of `ids` names already.
 fn listed_twice(ids: &[DeviceId]) -> Option<DeviceId> {
     let mut seen = HashSet::new();
     ids.iter().copied().find(|id| !seen.insert(*id))

@@ -58,7 +58,7 @@ pub(super) fn described(host: impl AsRef<str>) -> Result<String> {
 /// directory.
 ///
 /// # Errors
-/// An unreadable host; a path whose absolute form is not UTF-8.
+/// An unreadable host; a path that has no absolute form, or one that is not UTF-8 or contains `; `.
 pub(crate) fn make_portable(member: &mut Member) -> Result<()> {
     let replace = |member: &mut Member, key, value: String| {
         if value.contains(SEPARATOR) {

@@ -36,7 +36,7 @@ impl TrainConfig {
     }
 
     /// Settings that results depend on, as text. Runs with equal texts have equal results on the
-    /// same data and machine, whatever the kind of ranks.
+    /// same data, machine, kinds of devices and precision, whatever the kind of ranks.
     pub(crate) fn identity(&self) -> String {
         identity(&Self { ranks: Some(self.ranks()), ..self.clone() }.resolved_toml())
     }

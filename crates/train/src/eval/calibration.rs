@@ -17,8 +17,9 @@ pub struct Quality {
     pub loss: f64,
     /// Expected calibration error, 0..1 (Guo et al. 2017, equation 3): with the predictions in 15
     /// bins of equal width by their confidence, the mean over predictions of
-    /// `|accuracy − mean confidence|` of their bin. The confidence is the probability of what is
-    /// predicted; each of several labels is a prediction of two classes. `None` for numbers.
+    /// `|accuracy − mean confidence|` of their bin. The confidence is the probability of the
+    /// predicted class; with several labels each label is a prediction of one of two classes,
+    /// present or absent. `None` for numbers.
     pub calibration_error: Option<f64>,
 }
 

@@ -16,9 +16,8 @@ pub struct OwnScores {
     /// Score of the network: a share, such as the mean return as a share of the largest; `None` if
     /// it was not measured.
     pub score: Option<f64>,
-    /// For some slots, the index of a slot and the score without its module
-    /// ([`Learners::eval`]). The difference is the module's contribution, which the gate before
-    /// FOSSILIZE needs.
+    /// Slots whose module was left out ([`Learners::eval`]), by index, with the score without the
+    /// module. The difference is the module's contribution, which the gate before FOSSILIZE needs.
     pub without: Vec<(usize, f64)>,
 }
 

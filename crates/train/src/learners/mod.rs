@@ -194,9 +194,9 @@ impl Learners {
         Ok(())
     }
 
-    /// Outputs of networks in evaluation mode, as [`Learners::forward`]: running statistics are
-    /// used and stay as they are, and no activations are kept. `without` is the index of a slot
-    /// whose module is left out. Waits for the device.
+    /// Outputs of networks in evaluation mode, in the form of [`Learners::forward`]: running
+    /// statistics are used and stay as they are, and no activations are kept. Actions that are due
+    /// stay due. `without` is the index of a slot whose module is left out. Waits for the device.
     ///
     /// # Errors
     /// As [`Learners::forward`], and [`Error::Session`] for a slot that does not exist.

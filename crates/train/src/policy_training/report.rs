@@ -41,9 +41,9 @@ pub struct TrainedRound {
 /// Controllers on the tasks of the evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Number of rounds that the policy had learned from.
+    /// Number of rounds before the evaluation, with those whose training diverged.
     pub round: usize,
-    /// Transitions of these rounds.
+    /// Transitions that the policy had learned from.
     pub transitions_total: u64,
     /// Results by controller: `policy` draws its actions, `greedy` takes the most probable ones of
     /// the same policy; `heuristic` and `random`, which do not learn.

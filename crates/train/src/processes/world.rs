@@ -44,8 +44,9 @@ impl World {
     /// Joins the processes of a run with this kind of ranks. Waits until all have started.
     ///
     /// # Errors
-    /// No MPI in this build, a second run in this process, environment variables that do not fit,
-    /// or processes that were started together but cannot communicate.
+    /// MPI or NCCL, whichever `comm` names, is not in this build; a second run in this process,
+    /// environment variables that do not fit, or processes that were started together but cannot
+    /// communicate.
     pub(crate) fn join(comm: CommKind, deadline: Duration) -> Result<Self> {
         if comm == CommKind::Threads {
             Self::check_alone("mpi, so that the processes are the ranks of one run")?;

@@ -188,7 +188,7 @@ pub enum Event {
     },
     /// Contributions of an env's live modules.
     Counterfactuals(Counterfactuals),
-    /// Members ended before the last step of the run: their envs are not trained any more.
+    /// Members ended after this step: their envs are not trained any more.
     MembersEnded {
         /// Numbers of the members.
         members: Vec<usize>,
@@ -309,7 +309,7 @@ pub enum Event {
         error: Option<String>,
         /// Steps of all rounds.
         steps: u64,
-        /// Images trained, over all envs and rounds.
+        /// Images trained, over all envs, their twins and all rounds.
         images: u64,
         /// Seconds since the run started, including loading.
         wall_seconds: f64,

@@ -119,7 +119,8 @@ impl fmt::Display for HostMemoryReason {
 }
 
 impl Notice<'_> {
-    /// Text of the warning, for a notice about different results or different inputs.
+    /// Text of the warning; `None` for [`Joined`](Self::Joined) and
+    /// [`FolderOpened`](Self::FolderOpened), which are no warnings.
     pub fn warning(&self) -> Option<String> {
         match self {
             Self::Joined(_) | Self::FolderOpened(_) => None,

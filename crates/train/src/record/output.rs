@@ -1,5 +1,5 @@
-//! Checks for every result file that a user names. Existing files are never overwritten, and an
-//! unwritable file is found before the work, not after it.
+//! Checks for every result file that a user names. Existing files, unless empty, are never
+//! overwritten, and an unwritable file is found before the work, not after it.
 
 use std::io;
 use std::path::Path;

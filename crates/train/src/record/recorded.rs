@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Recorded<T> {
-    /// A known value; the only variant that is written.
+    /// A known value; the only variant that a run makes.
     Known(T),
     /// Text of a value that this version lacks.
     Later(String),

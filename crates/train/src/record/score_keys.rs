@@ -6,7 +6,7 @@
 
 use meristem_nn::ScoreKind;
 
-/// Keys with a score, up to `accuracy` and after it.
+/// Text before and after `accuracy` in each key with a score.
 const KEYS: [(&str, &str); 9] = [
     ("", ""),
     ("train_", ""),

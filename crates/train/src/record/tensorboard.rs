@@ -143,7 +143,7 @@ impl LiveBoard {
     /// Writes the remaining events and closes the file. Called after all events are on the disk.
     ///
     /// # Errors
-    /// [`Error::RunFolder`]: a write failed, then or before; [`Error::Unreadable`].
+    /// [`Error::RunFolder`]: a write failed, now or earlier; [`Error::Unreadable`].
     pub(crate) fn finish(self) -> Result<()> {
         drop(self.ends);
         self.thread.join().unwrap_or_else(|_| {
@@ -462,13 +462,14 @@ fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace(['\n', '\r'], " ")
 }
 
-/// The settings as a table in Markdown, with the meaning of the histograms' values.
+/// The settings as a table in Markdown.
 fn settings_table(settings: &Settings) -> String {
     let rows =
         settings.all().into_iter().map(|(key, value)| format!("| {key} | {} |\n", cell(&value)));
     format!("| setting | value |\n|---|---|\n{}", rows.collect::<String>())
 }
 
+/// Description of a run in Markdown, with the meaning of the values in histograms of actions.
 fn described(run: &RunStarted) -> String {
     let ops = ActionOp::ALL.iter().map(|op| format!("{} {}", op.index(), op.name()));
     format!(
@@ -499,8 +500,8 @@ mod tests {
             "slots": []})
     }
 
-    /// Numbers of the records with a tag of this beginning that a step is written with, of all
-    /// events in order; the step number is looked for as the value of the record's field 2.
+    /// The steps of the records of `events` that have a tag with the beginning `tag`, in order. A
+    /// record has its step in field 2.
     fn records(events: &[Value], tag: &str) -> Vec<u64> {
         let mut place = BoardPosition { steps: 4, ..BoardPosition::default() };
         let settings = Settings::default();

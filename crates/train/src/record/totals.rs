@@ -12,11 +12,11 @@ pub(crate) struct Totals {
     /// Sum, over all steps, of the number of places with a member in training; 0 without places.
     #[serde(default)]
     pub(crate) place_steps: u64,
-    /// Batches of all envs.
+    /// Batches of all envs and twins.
     pub(crate) training_steps: u64,
     /// Images trained.
     pub(crate) images: u64,
-    /// Floating-point operations of training, of all envs.
+    /// Floating-point operations of training, of all envs and twins.
     #[serde(default)]
     pub(crate) training_flops: u64,
     /// Bytes that all ranks sent to exchange gradients or weights of a host. [`Totals::add`] does

@@ -87,8 +87,8 @@ pub(crate) struct Resources {
     pub(crate) devices: OpenDevices,
     /// Training split, including the control split, and test split, on the first device.
     pub(crate) datasets: Vec<Arc<Dataset>>,
-    /// Gather that serves each epoch's training samples to all envs of the run; with
-    /// replicas, the leader's gather.
+    /// Gather that serves each epoch's training samples to the envs of this process; with replicas,
+    /// the leader's gather.
     pub(crate) train: GatherBatches,
     /// Ranks that train one host, if there are several.
     pub(crate) replicas: Option<Replicas>,

@@ -34,14 +34,15 @@ use crate::setup::{OtherInputs, ResolvedNames};
 ///
 /// `options` replaces settings of the run that may change
 /// ([`Setting::on_resume`](crate::config::declare::Setting)). More steps or rounds extend the run,
-/// also a complete one: it continues from its newest checkpoint. Ranks without a common disk need
-/// `comm`; they get the rest from rank 0.
+/// also a complete one: it continues from its newest checkpoint. On a rank that cannot read the
+/// folder, `options` must have `comm`; the rank gets the rest from rank 0.
 ///
 /// # Errors
 /// [`Error::Resume`]: it is not the folder of a run, another process writes to it, or an option
-/// cannot be changed. [`Error::Checkpoint`]: the newest checkpoint is damaged or belongs to another
-/// run. [`Error::CheckpointVersion`]. Otherwise as [`run`](crate::run). Nothing is overwritten
-/// before the checkpoint was checked.
+/// cannot be changed. [`Error::Checkpoint`]: the newest checkpoint is damaged.
+/// [`Error::CheckpointVersion`]. [`Error::OtherSettings`] or [`Error::OtherInput`]: the checkpoint
+/// is of a run with other settings or inputs. Otherwise as [`run`](crate::run). Nothing is
+/// overwritten before the checkpoint was checked.
 pub fn resume(
     folder: &Path,
     options: &ConfigLayer,

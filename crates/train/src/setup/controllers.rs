@@ -17,7 +17,7 @@ use crate::record::run_folder::POLICY;
 use crate::settings::{ControllerKind, ObservationForm};
 use crate::setup::{Member, Setup};
 
-/// The controller of a run. The variants other than the first have further methods, which a run
+/// The controller of a run. The variants other than `Deciding` have further methods, which a run
 /// calls beside the methods of [`Controller`].
 pub(crate) enum AnyController {
     /// Rules, scripts and chance, of which members may have their own.
@@ -38,8 +38,8 @@ impl AnyController {
     /// the program, if any.
     ///
     /// # Errors
-    /// An unreadable or unfit script, an unfit policy, out of memory; an external controller
-    /// without such a setting, or the setting without a controller.
+    /// An unfit policy, out of memory; a controller of the program without the setting `external`,
+    /// or this setting without such a controller.
     pub(crate) fn new(
         setup: &Setup,
         train_samples: usize,

@@ -20,7 +20,7 @@ use crate::config::TrainConfig;
 use crate::config::types::{Member, PlannedChange, PlannedChanges, Scheduler};
 use crate::error::{Error, Result};
 
-/// Reason for which a member has ended before the last step of the run.
+/// Reason for which a member has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EndReason {
@@ -34,7 +34,7 @@ pub enum EndReason {
     Diverged,
     /// The setting `member_changes` or `end_members` of the run ends it.
     Planned,
-    /// It has made all its steps, and another member gets its place.
+    /// It has made all its steps in a run with places, so its place is free.
     Complete,
     /// The program that trains the members ended it ([`Searcher`](crate::external::Searcher)).
     Stopped,
@@ -174,8 +174,8 @@ impl Sweep {
         sweep
     }
 
-    /// The members that begin with step `step`, because there are free places: the first ones that
-    /// wait.
+    /// The members that begin with the next step, because there are free places: the first ones
+    /// that wait.
     pub(crate) fn next(&self, config: &TrainConfig) -> Vec<usize> {
         let free = config.places().saturating_sub(self.trained().count());
         let waiting = self.members.iter().enumerate().filter(|(_, member)| member.waits());

@@ -13,9 +13,10 @@ pub use self::setting::{Setting, SettingScope};
 /// source, and the table of [`Setting`]s.
 ///
 /// A declaration is a doc comment with the help text, then `key: type = defaults, attribute(…),
-/// …;`. Defaults are [`same`], [`presets`] or [`absent`]; attributes are methods of [`Setting`].
-/// A setting that is a field of a configuration of another crate is declared as `key in
-/// group.field: type, attribute(…), …;`. The group's configuration holds its value and its default.
+/// …;`. Defaults are [`same`], [`presets`], [`absent`] or [`absent_by_preset`]; attributes are
+/// methods of [`Setting`]. A setting that is a field of a configuration of another crate is
+/// declared as `key in group.field: type, attribute(…), …;`. The group's configuration holds its
+/// value and its default.
 macro_rules! settings {
     (
         groups { $(

@@ -25,9 +25,9 @@ pub enum ExchangeMethod {
     Int8,
     /// The largest elements of each rank, gathered by all.
     TopK(f64),
-    /// The largest elements of the sum, found by a tree of merges.
+    /// Large elements of the sum, found by a tree of merges; the exact largest may differ.
     GTopK(f64),
-    /// The largest elements of the sum, found by split and reduce.
+    /// Large elements of the sum, found by split and reduce; the exact largest may differ.
     OkTopK(f64),
     /// The method that sends the fewest bytes.
     Auto(f64),

@@ -115,8 +115,8 @@ pub struct EnsembleReport {
 
 /// Evaluates networks of a run that has ended, and the mean of their predictions, on every sample
 /// of a split. The networks may have any topologies. The mean is summed in f64 in the order of the
-/// envs, so equal bits of the networks' outputs give equal bits. Memory holds all networks and one
-/// batch of their outputs. Waits for the device.
+/// envs, so equal bits of the networks' outputs give equal bits. Memory holds the split, all
+/// networks and one batch of their outputs. Waits for the device.
 ///
 /// # Errors
 /// [`Error::NotARun`]; [`Error::Value`]: a run without a summary, a member that it does not have,

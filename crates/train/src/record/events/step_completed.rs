@@ -60,8 +60,8 @@ pub struct StepCompleted {
     /// with `telemetry` full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradients: Option<Vec<GradientStatistics>>,
-    /// Fingerprint of weights, statistics and optimiser after the step, if several ranks train the
-    /// host. It is equal on all ranks.
+    /// Fingerprint of weights, statistics and, except with exchange `diloco`, optimiser after the
+    /// step, if several ranks train the host. It is equal on all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fingerprint: Option<String>,
     /// Results of the bare twin, if the run trains one.

@@ -7,7 +7,7 @@ use meristem_grow::Stage;
 use crate::record::events::{ModuleOff, Recorded, StepCompleted};
 use crate::record::reading::curve::{Curve, POINTS_MAX};
 
-/// Envs that are kept; events of further ones are counted only.
+/// Envs that are kept; further ones are only part of the means over all envs.
 pub(super) const ENVS_MAX: usize = 1024;
 /// Largest number of envs whose curves have full length; curves of more envs are shorter.
 const ENVS_FULL: usize = 128;
@@ -41,7 +41,7 @@ pub struct EnvHistory {
     pub train_loss: Curve,
     /// Control loss over the steps.
     pub control_loss: Curve,
-    /// Control score over the steps, 0..1.
+    /// Control score over the steps.
     pub control_score: Curve,
     /// Control score of the bare twin over the steps.
     pub twin_score: Curve,

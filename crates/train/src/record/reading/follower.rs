@@ -47,7 +47,8 @@ impl Follower {
         Ok(Self { run, is_reading: true, problem: None, tail, state_asked: None })
     }
 
-    /// Reads about `bytes_max` further bytes. Returns true at the current end of the file.
+    /// Reads about `bytes_max` further bytes. Returns true at the current end of the file, or if it
+    /// cannot be read.
     pub fn look(&mut self, bytes_max: u64) -> bool {
         let run = &mut self.run;
         let reached = run.history.follow(&mut self.tail, bytes_max);

@@ -20,7 +20,8 @@ use crate::record::reading::tail::EventTail;
 use crate::record::run_folder::{LOCK, is_unfilled};
 use crate::record::summary::{self, FoldSummary, Status, Summary};
 
-/// Levels of folders below the given one that are searched; a study has its runs in the third.
+/// Levels of folders below the given one that are searched. If it has the folder of a study, the
+/// study's runs are in the third level; those of a bench of growth are in the fourth.
 const DEPTH_MAX: usize = 4;
 /// Entries of folders that are looked at.
 const ENTRIES_MAX: usize = 100_000;
@@ -99,7 +100,7 @@ pub struct Overview {
     /// Mean control score.
     #[serde(rename = "control_accuracy")]
     pub control_score: Option<f64>,
-    /// Scores of the held-out folds; known once a run with folds has ended.
+    /// Scores of the held-out folds; known once a run with folds and without members has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub folds: Option<FoldSummary>,
     /// Mean test score; known once the run has ended.

@@ -73,9 +73,9 @@ fn process_peak() -> Option<usize> {
     Some(kib * 1024)
 }
 
-/// Counts of the inner loop per training step, which is one batch of one env. The first epoch of
-/// each process is excluded, because it allocates memory that later epochs reuse; so a run of one
-/// step counts nothing. All counts are zero unless there is a bug, with these exceptions:
+/// Counts of the inner loop per training step, which is one batch of one env or twin. The first
+/// epoch of each process is excluded, because it allocates memory that later epochs reuse; so a run
+/// of one step counts nothing. All counts are zero unless there is a bug, with these exceptions:
 ///
 /// - copies of streamed images to a device, and on CUDA waits for their host buffers;
 /// - on CUDA, copies of the addresses of each batch's samples;

@@ -27,8 +27,8 @@ pub struct EnvSummary {
     /// Steps that the env was trained; omitted for a run without members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub steps: Option<usize>,
-    /// The reason for which its member ended before the last step: `rung`, `median`, `patience`,
-    /// `diverged`, `planned`, `complete` or `stopped`; omitted if it did not.
+    /// The reason for which its member ended before its last step: `rung`, `median`, `patience`,
+    /// `diverged`, `planned` or `stopped`; omitted if it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Recorded<EndReason>>,
     /// Part of the dataset that the env has; omitted if all envs have the same samples.

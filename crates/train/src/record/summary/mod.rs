@@ -199,7 +199,7 @@ pub struct Summary {
     /// Use of the places; omitted without the setting.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub places: Option<PlacesSummary>,
-    /// Scores of the held-out folds in the last round; omitted without folds.
+    /// Scores of the held-out folds in the last round; omitted without folds, and with members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folds: Option<FoldSummary>,
     /// Results of the envs in the last round.

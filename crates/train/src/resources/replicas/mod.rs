@@ -42,8 +42,9 @@
 //! waited for, in the inner loop too; `hot_path` in the summary counts these waits.
 //!
 //! Each rank's inner loop runs in a separate thread, because an exchange waits for the other
-//! ranks' calls. It does not wait for the device, unless the program computes the loss: then the
-//! ranks of a process call its function one at a time, each for its part of a batch.
+//! ranks' calls. Between ranks of one process on one device an exchange does not wait for the
+//! device. If the program computes the loss, the ranks of a process wait for the device and call
+//! the program's function one at a time, each for its part of a batch.
 
 mod exchange;
 mod metrics;
@@ -181,7 +182,8 @@ impl Replicas {
     }
 
     /// Runs the inner loops of an epoch. `observed` is called with the leader's network after every
-    /// batch. Waits for a device only for a loss that the program computes.
+    /// batch. Waits for a device only for a loss that the program computes, for a host buffer of
+    /// streamed images, and for exchanges between several devices or processes.
     ///
     /// # Errors
     /// An error of a rank, which ends the other ranks as well.
@@ -222,10 +224,10 @@ impl Replicas {
         Ok(whole)
     }
 
-    /// Metrics of the epoch over all ranks. Losses and numbers of correct samples are sums over the
-    /// ranks; everything else is the leader's, and equal on all ranks. Only gradient norms differ
-    /// between ranks if each rank clips its own gradient, as it does unless whole gradients are
-    /// exchanged. Measurements since the end of the epoch are the leader's. One read-back.
+    /// Metrics of the epoch over all ranks. Losses, numbers of samples and sums of scores are sums
+    /// over the ranks; everything else is the leader's, and equal on all ranks. Only gradient norms
+    /// differ between ranks if each rank clips its own gradient, as it does unless whole gradients
+    /// are exchanged. Measurements since the end of the epoch are the leader's. One read-back.
     ///
     /// # Errors
     /// [`Error::ReplicasDiffer`], or a device failure.

@@ -1,8 +1,9 @@
 //! Training of one rank: its exchange, and its epoch.
 //!
 //! If the exchange sends the whole gradient, the result is clipped in the optimiser's step, as for
-//! one network on the whole batch. A sparse exchange and an exchange with eight bits differ from
-//! that in the three ways below, and local training in the last of them.
+//! one network on the whole batch. A sparse exchange differs from that in the three ways below, an
+//! exchange with eight bits in the last two, and local training in the last; local training with a
+//! sparse method also has the first.
 //!
 //! **Warm-up**: the first epochs of a host send more
 //! ([`ExchangeMethod::warming_up`](crate::settings::ExchangeMethod)).
@@ -215,7 +216,8 @@ impl Trainer {
     }
 
     /// Begins to recompute running statistics, if the network has some, on this rank's part of the
-    /// first batches of [`STATISTICS_EPOCH`]. Returns the mean of the ranks' weights.
+    /// first batches of [`STATISTICS_EPOCH`]. Returns the mean of [`observed_weight`] over the
+    /// ranks; `None` if nothing is recomputed.
     fn recompute_statistics(
         &self,
         gather: &mut GatherBatches,
@@ -241,7 +243,7 @@ impl Trainer {
         Ok(Some((0..self.ranks).map(weight).sum::<f64>() / self.ranks as f64))
     }
 
-    /// Averages running statistics over the ranks, divides them by their weight if they were
+    /// Averages running statistics over the ranks, divides them by `weight` if they were
     /// recomputed, and gathers metrics and fingerprints on all ranks.
     fn finish_epoch(&mut self, network: &mut Network, weight: Option<f64>) -> Result<()> {
         let (Some(comm), Some(metrics)) = (&mut self.comm, &self.metrics) else {

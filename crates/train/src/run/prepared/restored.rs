@@ -18,7 +18,9 @@ impl PreparedRun {
     /// Restores this process's part of a checkpoint, if it belongs to this run.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] or [`Error::Value`]: the checkpoint belongs to another run.
+    /// [`Error::OtherSettings`] or [`Error::OtherInput`]: the checkpoint belongs to another run.
+    /// [`Error::Checkpoint`]: it lacks a part of this run's state. [`Error::Value`]: `end_members`
+    /// names a member that the run does not have.
     pub(in crate::run) fn restore(
         &mut self,
         file: &Path,
