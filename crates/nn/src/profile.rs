@@ -106,7 +106,8 @@ struct SpaceMemory {
 const LINE: usize = 8;
 
 impl SpaceMemory {
-    /// Values around zero; labels of the first class; variances of one.
+    /// Inputs and parameters around zero; labels of the first class; running statistics of one; all
+    /// else zero.
     fn new(of: &SpaceUse) -> Self {
         let len = of.bytes.div_ceil(size_of::<f64>()) + LINE;
         let mut state = 1u32;

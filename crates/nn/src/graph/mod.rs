@@ -87,8 +87,9 @@ impl Graph {
         self.nodes[self.output.0].dims.c
     }
 
-    /// Whether the graphs are equal but for the numbers of their optimisers, factors of their
-    /// steps, and rates of dropout above 0: networks of the two share plans.
+    /// Whether the graphs are equal but for the numbers of their optimisers, the values of step
+    /// factors, the names of dropout layers, and their rates above 0: networks of the two share
+    /// plans.
     pub fn has_topology_of(&self, other: &Graph) -> bool {
         let Self { nodes, params, buffers, groups, output, alphas, dropouts, step_factors } = self;
         let like = |a: &GroupSpec, b: &GroupSpec| {

@@ -43,8 +43,8 @@ pub enum NodeOp {
     /// An input with the state before the first step, f32, one row per sequence, counted with the
     /// other inputs.
     State(usize),
-    /// Cross-correlation, as PyTorch's `Conv2d`; a `Linear` layer is a convolution of a 1×1 image,
-    /// with weight `[out, in]`.
+    /// Cross-correlation, as PyTorch's `Conv2d`; a `Linear` layer is a convolution with a 1×1
+    /// kernel, with weight `[out, in]`.
     Conv2d {
         /// Input node.
         x: NodeId,

@@ -115,6 +115,8 @@ impl TensorOrigin {
         })
     }
 
+    /// Positions of the new features, which are the further rows or columns. Copies of earlier
+    /// features are not among them.
     fn further_of<'f>(&self, features: &'f Features) -> impl Iterator<Item = usize> + use<'f> {
         (0..features.len()).filter(|at| features[*at].origin.is_none())
     }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `[0..3]` | groups, configurations, capacity of the batch log |
 //! | `[3..7]` | training: loss sum over samples, correct, samples, steps |
-//! | `[7]` | weights that were not finite when they were last counted |
+//! | `[7]` | elements of parameters, statistics and momenta that were not finite, last counted |
 //! | `[8..10]` | the upper and the lower half of the last fingerprint |
 //! | `groups × 6` | last norm, sum of norms, vanishing, exploding, measured tensors, steps |
 //! | `capacity` | ring of the mean losses of the last batches |
@@ -121,7 +121,7 @@ impl MetricsLayout {
 /// Counts of training, for [`add_train`].
 pub(crate) const TRAIN: SpaceSpan = metrics(3, TRAIN_LEN);
 
-/// Weights that were not finite.
+/// Elements that were not finite.
 pub(crate) const NON_FINITE: SpaceSpan = metrics(7, 1);
 
 /// Halves of the fingerprint.

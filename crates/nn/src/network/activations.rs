@@ -31,11 +31,11 @@ pub struct ActivationProbe {
     layers: Vec<Activations>,
 }
 
-/// A network that ends with the activations of a layer.
+/// A network that ends with the activations that a layer reads.
 #[derive(Debug)]
 struct Activations {
     network: Network,
-    /// Features of the layer.
+    /// Channels of these activations, before a flattening.
     features: usize,
     /// Sum of `h hᵀ` over samples.
     sum: DMatrix<f64>,
@@ -138,7 +138,8 @@ fn vector(graph: &Graph, output: NodeId) -> Graph {
     ending
 }
 
-/// A network of another graph of the same parameters, with the weights and alphas of `network`.
+/// A network of another graph of the same parameters, with the weights of `network` and row 0 of
+/// its alphas.
 pub(super) fn ending(network: &Network, state: &StateDict, graph: Graph) -> Result<Network> {
     // The loss may need outputs of another form.
     let options = NetworkOptions { loss: Loss::default(), ..network.options.clone() };

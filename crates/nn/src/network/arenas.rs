@@ -12,7 +12,7 @@ use crate::error::Result;
 /// each network has an arena for all its launches except those that use kept activations.
 #[derive(Clone, Debug)]
 pub(super) struct Arenas {
-    /// On a processor, after the first launch.
+    /// On a processor; `None` until [`Arenas::make_room`] is first called.
     temporary: Option<Scratch>,
     /// The arena that keeps a gradient, and on a CUDA device that of all other launches without
     /// kept activations. It has the largest size that such a launch has needed so far.

@@ -105,7 +105,8 @@ impl<'a> NetworkFleet<'a> {
     /// [`NetworkFleet::prepare_training`] and [`NetworkFleet::eval_rows`].
     ///
     /// # Errors
-    /// As [`NetworkFleet::prepare_training`], and [`Network::eval_rows`].
+    /// As [`NetworkFleet::prepare_training`], and [`Network::eval_rows`]; [`Error::Argument`] for
+    /// more sizes than ranges of rows.
     #[track_caller]
     pub fn prepare_evaluation(&mut self, sizes: &[usize], rows: &[Range<usize>]) -> Result<()> {
         self.check("prepare_evaluation", "sizes", sizes.len(), 0..=self.len().min(rows.len()))?;

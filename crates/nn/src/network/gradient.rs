@@ -103,8 +103,8 @@ impl Network {
     }
 
     /// Gradients with the names of their parameters, for every parameter with a gradient: views of
-    /// the arena, f32, flat and packed as in [`layout`](crate::layout). They are not clipped yet.
-    /// Launches of this stream may overwrite them with sums over ranks.
+    /// the arena, f32, flat and packed as in [`layout`](crate::layout). They are clipped only after
+    /// [`Network::clip`]. Launches of this stream may overwrite them with sums over ranks.
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient.
@@ -115,8 +115,8 @@ impl Network {
         views(self.graph(), plan, arena)
     }
 
-    /// The gradients under their parameters' names and in their shapes, before clipping; zero where
-    /// none arrived. One read-back, which waits for the device.
+    /// The contents of [`Network::gradients`] under their parameters' names and in their shapes;
+    /// zero where none arrived. One read-back, which waits for the device.
     ///
     /// # Errors
     /// [`Error::Argument`] without a gradient, a failed stream.

@@ -253,7 +253,8 @@ impl Network {
     /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero. If
     /// only numbers of optimisers or factors of their steps differ, they are copied to the device,
     /// and everything else but the metrics stays; if rates of dropout differ, gradients that wait
-    /// for an update are dropped as well. Does not wait for the device.
+    /// for an update are dropped as well. An equal graph changes nothing, not even the metrics.
+    /// Does not wait for the device.
     ///
     /// # Errors
     /// As [`Network::new`]; the network is then as it was.

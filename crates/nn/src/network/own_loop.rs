@@ -49,7 +49,8 @@ impl Network {
     /// tensor. Batch norm uses the statistics of the batch, and adds them to its running ones. The
     /// activations are kept for [`Network::backward`]; earlier ones are lost. `inputs` as for
     /// [`Network::train_step`]; its contents must not change before the backward pass, which reads
-    /// them. One launch; waits for nothing.
+    /// them. One launch, or two if a gradient that waits for the update is moved out of the arena;
+    /// waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`], and memory.

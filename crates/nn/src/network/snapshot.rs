@@ -88,8 +88,9 @@ impl Snapshot {
 
 impl Network {
     /// Restores a snapshot: its graph, parameters and buffers, bit for bit. Groups that are not in
-    /// the snapshot are removed; the optimiser and the metrics are reset. Dropout goes on counting
-    /// batches, so that it draws no mask twice. Does not wait.
+    /// the snapshot are removed. The optimiser is reset. The metrics are reset unless the network
+    /// already has an equal graph. Dropout goes on counting batches, so that it draws no mask
+    /// twice. Does not wait.
     ///
     /// # Errors
     /// As [`Network::set_graph`].

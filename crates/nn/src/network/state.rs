@@ -11,7 +11,8 @@ use crate::graph::{Graph, GroupId, ParamKind, ParamSpec};
 use crate::layout::{Packing, ParamLayout, packing};
 use crate::state::{HostData, HostTensor, StateDict, elements};
 
-/// Name of the count of batches of the host's dropout layers, and the end of that of a module's.
+/// Name of the host's count of batches for dropout. The name of a module's count is
+/// `{group}.dropout.batches`.
 const DROPOUT_BATCHES: &str = "dropout.batches";
 
 impl Network {

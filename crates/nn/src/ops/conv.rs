@@ -100,8 +100,8 @@ impl ConvProduct {
     /// images has moments with the same bits as the part in one block. `None` if every other
     /// division changes them.
     pub(super) fn moments_unit(&self) -> Option<usize> {
-        // Sums begin with each of Winograd's blocks, whose size depends on the number of images,
-        // unless it has whole runs of pixels.
+        // Winograd's filtering begins new sums in each of its blocks, whose size depends on the
+        // number of images: that changes no bits only if an image has whole runs of pixels.
         let whole = self.shape.output().pixels().is_multiple_of(norm::batch::RUN);
         match self.winograd() {
             Some(_) => whole.then_some(1),

@@ -1,5 +1,6 @@
 //! Fused convolutions: steps of a 3×3 convolution in which batch norm, ReLU and max pooling are
-//! computed where the raw output is read, and are never stored.
+//! computed where the raw output is read, and are not stored if a fused operation is the only
+//! reader.
 //!
 //! # Method
 //! *Raw* images are the outputs of a convolution before its batch norm. Every batch norm here is
@@ -16,7 +17,8 @@
 //!     last block: mean, variance                    last block: dw, dγ, dβ, coefficients
 //! ```
 //! The gradient of a norm has coefficients `[3][C]` (scale, offset, slope), which follow from two
-//! sums over the batch. The step that computes the gradient of the ReLU's output writes them.
+//! sums over the batch. The step that computes the gradient of the norm's output writes them if it
+//! is a fused convolution's or the classifier's; otherwise [`FusedOp::Sums`] does.
 //!
 //! The last block is found by a *ticket*, a counter in the arena: each block adds 1 when its sums
 //! are in memory, and the block that completes the count adds up the sums of all blocks, in a fixed
@@ -29,8 +31,8 @@
 //! as well. Statistics take no pass over the images.
 //!
 //! # Assumptions
-//! - The convolution has stride 1, padding 1, one group, no bias, and at most `CHANNELS_MAX`
-//!   channels on either side.
+//! - The convolution has stride 1, padding 1, no dilation, one group, no bias, and at most
+//!   `CHANNELS_MAX` channels on either side.
 //! - Only plans for CUDA have these operations. `plan::fuse` marks the convolutions, and
 //!   `plan::lower::fused` emits the steps. The processor's bodies (`reference`) are the definition
 //!   that the conformance suite compares with.

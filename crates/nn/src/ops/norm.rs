@@ -62,7 +62,7 @@ pub struct GroupNorm {
 pub struct LayerNorm {
     /// Shape of input and output.
     pub shape: BatchShape,
-    /// Added to the variance.
+    /// Added to the variance, or to the mean square in an RMS norm.
     pub eps: f32,
     /// Whether it is a layer norm, which subtracts the mean and has a shift β; otherwise it is an
     /// RMS norm.

@@ -148,8 +148,9 @@ pub(crate) fn units(graph: &Graph, options: &PlanOptions) -> Vec<Unit> {
     units
 }
 
-/// Marks the units that become fused convolutions, and among them the units with a norm that the
-/// next convolution computes. Returns the heads: pooling and linear layer.
+/// Marks the units that become fused convolutions, and among them the units with a norm that their
+/// only reader computes: the next convolution, or a head. Returns the heads: pooling and linear
+/// layer.
 fn mark_fused_convolutions(
     graph: &Graph,
     readers: &[Vec<NodeId>],

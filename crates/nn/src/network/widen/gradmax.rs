@@ -11,15 +11,15 @@
 use nalgebra::linalg::SVD;
 use nalgebra::{DMatrix, Dyn};
 
-/// Singular values and eigenvalues below this part of the largest one count as 0: gradients and
-/// activations in f32 determine no smaller ones.
+/// Singular values below this part of the largest one count as 0: gradients and activations in f32
+/// determine no smaller ones.
 pub(super) const RANK: f64 = 1e-6;
 
 /// Limit of the iterations of a decomposition, many times the usual number.
 pub(super) const ITERATIONS_MAX: usize = 100_000;
 
 /// Outgoing weights of `count` features, each of length `length`, as the columns of a matrix.
-/// `gradient` is M. Features beyond the rank of M are 0. `None` if M is not finite.
+/// `gradient` is M. Features beyond the rank of M are 0. `None` as from [`decomposed`].
 pub(super) fn outgoing(gradient: &DMatrix<f64>, count: usize, length: f64) -> Option<DMatrix<f64>> {
     let mut all = DMatrix::zeros(gradient.nrows(), count);
     let found = decomposed(gradient.clone())?;
@@ -37,7 +37,8 @@ pub(super) fn rank(found: &SVD<f64, Dyn, Dyn>) -> usize {
     values.iter().take_while(|value| **value > RANK * values[0]).count()
 }
 
-/// The singular value decomposition of a matrix, if its elements are finite.
+/// The singular value decomposition of a matrix; `None` if an element is not finite, or the
+/// decomposition does not converge.
 pub(super) fn decomposed(matrix: DMatrix<f64>) -> Option<SVD<f64, Dyn, Dyn>> {
     let is_finite = matrix.iter().all(|x| x.is_finite());
     is_finite.then(|| matrix.try_svd(true, true, f64::EPSILON, ITERATIONS_MAX))?

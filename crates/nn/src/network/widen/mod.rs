@@ -55,8 +55,9 @@ impl Network {
     /// features. The network computes the same function, but for rounding with
     /// [`WidthInit::Net2wider`] and [`WidthInit::VarianceTransfer`], and with the latter but for
     /// the ε of a batch norm. Optimiser state and running statistics are carried over with the
-    /// features; those of new features are as in a new network, and copies have those of their
-    /// originals. Alphas stay, metrics are reset. Waits for the device: two read-backs.
+    /// features; those of new features are as in a new network. Copies have those of their
+    /// originals, with the optimiser's averages scaled by their shares. Alphas stay, metrics are
+    /// reset. Waits for the device: two read-backs.
     ///
     /// # Errors
     /// [`Error::Argument`] if the graph differs in more than features, if an operation that mixes

@@ -209,7 +209,8 @@ impl WidthProbe {
         Ok(())
     }
 
-    /// The further features with the smallest loss in the line search, of equal ones the smaller.
+    /// The further features with the smallest loss in the line search; of equal losses the smaller
+    /// amplitude.
     fn best_amplitude(&mut self) -> Result<FurtherFeatures> {
         let mut best: Option<(f64, FurtherFeatures)> = None;
         for (network, features) in std::mem::take(&mut self.search) {

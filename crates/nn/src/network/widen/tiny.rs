@@ -14,10 +14,10 @@
 //! ```
 //!
 //! The formula is for an activation function with the derivative 1 at 0. Both sides of a feature
-//! may change their sign, which matters for relu; here the largest outgoing weight is positive. The
-//! lengths of the formula's incoming and outgoing weights of a feature may differ by orders of
-//! magnitude; here both have the same length, with the same product. A line search of the loss then
-//! gives all features together one amplitude.
+//! may change their sign, which matters for relu; here the outgoing weight with the largest
+//! absolute value is positive. The lengths of the formula's incoming and outgoing weights of a
+//! feature may differ by orders of magnitude; here both have the same length, with the same
+//! product. A line search of the loss then gives all features together one amplitude.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! The outputs of a pair cancel, but its gradients are opposite, so the two part at once. A hidden
-//! layer of fan-in n begins with weights of variance 1/n; the factor c is the ratio of the standard
-//! deviations that it begins with at the two widths. The paper scales running statistics of the
-//! batch norm that follows by c and c², which makes up for c, up to its ε: with variance σ² of the
-//! outputs the function changes by a relative `½(1/c² − 1)·ε/σ²` at most.
+//! layer of fan-in n begins with weights of a variance proportional to 1/n; the factor c is the
+//! ratio of the standard deviations that it begins with at the two widths. The paper scales running
+//! statistics of the batch norm that follows by c and c², which makes up for c, up to its ε: with
+//! variance σ² of the outputs the function changes by a relative `½(1/c² − 1)·ε/σ²` at most.
 //!
 //! Two differences from the paper: without a batch norm directly after the reader c is 1, so that
 //! the function is kept (the paper scales the weights of an output layer by C/C', and the function

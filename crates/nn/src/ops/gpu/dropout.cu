@@ -1,5 +1,5 @@
-// Dropout (kernels/dropout.rs), with its bits. The numbers of a layer: threshold, scale, two words of
-// the key, number of the first sample.
+// Dropout (kernels/dropout.rs), with its bits. The numbers of a layer: threshold, scale, two words
+// of the key, number of the first sample.
 #include "philox.cuh"
 #include "value.cuh"
 

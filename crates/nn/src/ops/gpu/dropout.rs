@@ -46,7 +46,7 @@ pub(super) fn emit(op: &DropoutOp, values: ValueType) -> Emission {
     let by = |kernels| by_values(kernels, values);
     match *op {
         DropoutOp::Draw { samples, each } => {
-            // One thread for 4 elements; the first of 64 may lie before the tensor.
+            // One thread for 4 elements; the first group of 64 may begin before the tensor.
             let threads = 16 * ((samples * each).div_ceil(64) + 1);
             let numbers = DrawValues { each: each as u32 };
             smallvec![emitted(

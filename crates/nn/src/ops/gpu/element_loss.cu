@@ -1,4 +1,4 @@
-// Losses of numbers, output by output (kernels/loss.rs), added to metrics (metrics.rs).
+// Losses of numbers, output by output (kernels/loss.rs), added to metrics (metrics/add.rs).
 // Neighbouring threads share a sample: a power of two of them, at most a warp.
 #include "loss.cuh"
 

@@ -1,4 +1,4 @@
-// Softmax cross-entropy (kernels/loss.rs), added to metrics (metrics.rs). Neighbouring threads
+// Softmax cross-entropy (kernels/loss.rs), added to metrics (metrics/add.rs). Neighbouring threads
 // share a sample: a power of two of them, at most a warp.
 #include "cross_entropy.cuh"
 

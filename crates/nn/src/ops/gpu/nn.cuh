@@ -43,10 +43,10 @@ __device__ __forceinline__ u32 to_bf16(float low, float high) {
 #endif
 }
 
-// An element of memory that is stored as bf16. It is read as the f32 with the same value, and an f32
-// that is written is rounded. All kernels compute in f32 or f64, so they are the same for either
-// type of element. `Value` is the type of the elements of activations and of their gradients: a
-// source includes a header of the folder `value` or `product`, which defines it.
+// An element of memory that is stored as bf16. It is read as the f32 with the same value, and an
+// f32 that is written is rounded. All kernels compute in f32 or f64, so they are the same for
+// either type of element. `Value` is the type of the elements of activations and of their
+// gradients: a source includes a header of the folder `value` or `product`, which defines it.
 struct StoredBf16 {
     unsigned short bits;
 

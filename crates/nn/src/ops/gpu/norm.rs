@@ -113,7 +113,7 @@ static LAYER_PARAMETERS: [Kernel; 2] =
 
 /// Threads of a block that goes through pixels.
 const THREADS: usize = 256;
-/// Threads of a block that adds up partial sums, and most of one of a group norm.
+/// Threads of a block that adds up partial sums, and the most threads of a group norm's block.
 const MANY: usize = 512;
 /// Adjacent channels of a block: a warp reads at least this number of adjacent channels, or all
 /// channels if there are fewer.

@@ -1,5 +1,5 @@
-// Gradient norms, clipping and optimisers (kernels/optim.rs, metrics.rs) over ranges of a group's
-// elements. Each range is cut into chunks; a block has one.
+// Gradient norms, clipping and optimisers (kernels/optim.rs, metrics/add.rs) over ranges of a
+// group's elements. Each range is cut into chunks; a block has one.
 #include "nn.cuh"
 
 // Numbers of an optimiser, f64 (`Optimiser::hyperparameters`).

@@ -116,6 +116,7 @@ pub(super) struct SharedWords {
     pub(super) row: usize,
     /// First float of the weights or the gradient, counted from the planes.
     pub(super) weights: usize,
+    /// First float of the tables, counted from the start of shared memory, as `first` is.
     pub(super) tables: usize,
 }
 

@@ -1,4 +1,4 @@
-//! 2-d convolutions; a linear layer is a convolution of 1×1 images.
+//! 2-d convolutions; a linear layer is a convolution with a 1×1 kernel.
 
 use crate::graph::{ConvGeometry, NodeId, NodeOp, ParamId, ParamKind};
 use crate::kernels::BatchShape;

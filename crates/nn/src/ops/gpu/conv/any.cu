@@ -5,9 +5,9 @@
 // factors' parts lie in shared memory, [k][row] and [k][column]. A thread has EACH × EACH elements.
 // In f32 it computes them from EACH + EACH numbers for each k: a sum's terms are added one after
 // the other, with fused multiplications as on the processor. Otherwise a warp computes them with
-// tensor cores, from factors that are rounded where they lie in shared memory. Either way a sum's
-// bits do not depend on the tile. While a step is computed the copies of the next STAGES − 1 steps
-// are in flight.
+// tensor cores, from factors that are rounded in shared memory (dy of `weight_tile`: when it is
+// read). Either way a sum's bits do not depend on the tile. While a step is computed the copies of
+// the next STAGES − 1 steps are in flight.
 #include "conv.cuh"
 #include "product.cuh"
 #include "tile.cuh"

@@ -23,8 +23,8 @@ struct Conv {
 };
 
 // The first tap that carries an input pixel to an output pixel, along an axis: `place − tap ·
-// dilation` is a multiple of the stride, with the pixel's `place` in the padded image. The next ones
-// are `step` apart. A number above all taps if there is none.
+// dilation` is a multiple of the stride, with the pixel's `place` in the padded image. The next
+// ones are `step` apart. A number above all taps if there is none.
 __device__ __forceinline__ u32 first_tap(u32 place, u32 stride, u32 dilation, u32 step) {
     u32 back = stride - dilation % stride;
     for (u32 tap = 0; tap < step; ++tap) {

@@ -108,8 +108,8 @@ struct WindowTiles {
 
 impl WindowTiles {
     /// Tiles of at most `pixels` pixels (at least `rows` · `width`), whose rows are a multiple of
-    /// `rows`, and whose columns are a multiple of 4, at most `width`. Tiles of one image have
-    /// about the same height and width; a tile holds several images if they fit.
+    /// `rows`, and whose columns are a multiple of 4, at most `width`. An image is cut as evenly as
+    /// this permits; a tile holds several images if they fit.
     fn new(of: &BatchShape, pixels: usize, rows: usize, width: usize) -> WindowTiles {
         let across = of.w.div_ceil(width).max(1);
         let w = of.w.div_ceil(across).next_multiple_of(4);
@@ -184,7 +184,7 @@ impl WindowPass {
         WindowPass::new(of, of.shape.input(), of.shape.output(), of.shape.padding)
     }
 
-    /// Data gradient: a forward pass over `dy`, whose windows reach as far as the input's did.
+    /// Data gradient: a forward pass over `dy`, with the padding 2 − p that gives it the size of x.
     fn data(of: &ConvProduct) -> WindowPass {
         let padding = of.shape.padding.map(|p| 2 - p);
         WindowPass::new(of, of.shape.output(), of.shape.input(), padding)

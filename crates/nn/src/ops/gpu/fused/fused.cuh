@@ -1,7 +1,7 @@
 // Code that the kernels of fused convolutions share. A fused convolution is 3 × 3, with stride 1
 // and a border of one zero. Batch norm, ReLU and max pooling before it are computed where its input
-// is read, and batch norm, ReLU and max pooling after it where its raw output is read. So they are
-// never stored.
+// is read, and batch norm, ReLU and max pooling after it where its raw output is read. So these
+// kernels never store them.
 #pragma once
 #include "norm.cuh"
 #include "window.cuh"
