@@ -81,7 +81,7 @@ impl KeepRule {
         }
     }
 
-    /// Whether a module is kept; `None` before its contribution was measured.
+    /// Whether a module is kept; `None` before its contribution was measured, except with `All`.
     pub(crate) fn keeps(self, measured: Option<PairedLoss>, significance: f64) -> Option<bool> {
         match self {
             Self::All => Some(true),

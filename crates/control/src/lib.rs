@@ -1,8 +1,8 @@
 //! Control: actions on a growing host, and the controllers that choose them.
 //!
 //! - [`Action`] is one decision for one env. [`legal`] checks it against the host, [`apply`]
-//!   executes it. [`HEADS`] is the static table that converts an action into one choice per head
-//!   and back.
+//!   executes it. [`HEADS`] is the static table of the heads: [`Action::choices`] converts an
+//!   action into one choice per head, and [`Action::from_choices`] converts them back.
 //! - [`Controller`] is the interface of all controllers: [`NoController`] never grows a module,
 //!   [`Heuristic`] follows written rules, [`RandomController`] draws legal actions at random,
 //!   [`Script`] follows a file, and [`EnvControllers`] have one of these for each env. A controller

@@ -138,7 +138,7 @@ impl SetObserver {
             ratio(parameters, host.first_parameters() as f32),
         ]);
         // The gap between control and training loss, and the fall of the control loss since the
-        // first step of the episode.
+        // first step of the episode or after the last rollback.
         let (control, training) = (recent_mean(view.losses), recent_mean(view.train_losses));
         let first = view.losses.first().copied().unwrap_or(0.0);
         let now = view.losses.last().copied().unwrap_or(0.0);

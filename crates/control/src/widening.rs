@@ -34,8 +34,8 @@ pub(crate) struct LayerWidening {
     pub(crate) by: usize,
     /// New number of features as a multiple of the initial number.
     pub(crate) factor: f64,
-    /// Whether the change is legal: the env allows this number of features, and the host allows its
-    /// size after the change.
+    /// Whether the change is legal: the env allows this number of features, and the host allows the
+    /// change ([`Host::widen`]).
     pub(crate) legal: bool,
     /// Size of the host after the change ([`Host::size`]); `None` if the env forbids WIDEN, or the
     /// layer cannot get these features, for instance because one of its slots has a module.

@@ -193,9 +193,10 @@ fn entry(device: &Device, key: &CacheKey, files: &Arc<DatasetFiles>) -> Loading 
     loading
 }
 
-/// Removes every cached dataset that `filter` accepts, and its checked files; returns the number of
-/// datasets removed. Their memory is freed when the last user drops them. A dataset that is being
-/// loaded is removed too, but not counted. `filter` must not call this module.
+/// Removes every cached dataset that `filter` accepts, and its checked files unless a dataset that
+/// stays has the same; returns the number of datasets removed. Their memory is freed when the last
+/// user drops them. A dataset that is being loaded is removed too, but not counted. `filter` must
+/// not call this module.
 pub fn clear(mut filter: impl FnMut(&CacheKey) -> bool) -> usize {
     let mut gone = vec![];
     {

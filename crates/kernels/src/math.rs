@@ -54,7 +54,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 /// `eˣ − 1` for x ≤ 0, within 2 ulp; NaN for NaN, and any value for x > 0.
 ///
 /// `2ⁿ·m + (2ⁿ − 1)`, which for n = 0 is m itself, so that it keeps its relative precision near 0.
-/// For n < 0 the error of m, below 3.5·2⁻²⁶, is at least halved, and the result is at least 0.29.
+/// For n < 0 the error of m, below 3.5·2⁻²⁶, is at least halved, and the result is at most −0.29.
 #[inline(always)]
 pub(crate) fn exp_m1(x: f32) -> f32 {
     let ExpParts { m, n } = exp_parts(if x < -87.336_54 { -87.336_54 } else { x });

@@ -138,8 +138,9 @@ impl PoolShape {
 /// The part of a window inside the image; never empty, as padding is at most half of a window.
 #[derive(Clone, Copy)]
 struct ClippedWindow {
-    /// First row and column of the window, and their numbers.
+    /// First row and column of this part, from those of the window.
     first: [usize; 2],
+    /// Numbers of rows and columns of this part.
     size: [usize; 2],
     /// Columns of the whole window.
     width: usize,

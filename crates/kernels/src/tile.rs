@@ -1,5 +1,5 @@
 //! The register-tile product: every convolution and linear layer, forward and backward, is a
-//! [`ProductJob`] of it, unless `conv::sliding` or `conv::winograd` computes it.
+//! [`ProductJob`] of it, unless `conv::sliding`, `conv::depthwise` or `conv::winograd` computes it.
 //!
 //! A job computes, for rows `r` and columns `c`,
 //! ```text

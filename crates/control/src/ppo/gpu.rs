@@ -63,8 +63,9 @@ pub(super) fn reward(rewards: &[f32]) -> Vec<Call> {
     rewards.chunks(ROW).enumerate().map(chunk).collect()
 }
 
-/// Computes advantages and returns. If `part` is true, this rank has only a part of the envs, and
-/// the targets stay unnormalised until the moments of all ranks are merged.
+/// Computes advantages and returns. If `part` is true, they stay unnormalised, and the moments
+/// of the advantages are computed as well: with several ranks, or if each minibatch normalises its
+/// own.
 pub(super) fn targets(targets: &Targets, scale: ScalarMoments, envs: usize, part: bool) -> Call {
     let values = TargetValues {
         gamma: targets.discounts.gamma,

@@ -78,7 +78,8 @@ impl Minibatch {
         })
     }
 
-    /// Normalises the advantages over this minibatch of all ranks. One read-back.
+    /// Normalises the advantages over this minibatch of all ranks. One read-back, with several
+    /// ranks two.
     pub(super) fn normalise(
         &self,
         targets: Targets,

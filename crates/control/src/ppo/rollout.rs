@@ -73,8 +73,8 @@ pub(super) struct Rollout {
     pub(super) advantages: Tensor,
     /// f32 `[steps, envs]`, divided by the running standard deviation of the returns.
     pub(super) returns: Tensor,
-    /// f64 `[7]`: moments of the returns (3), moments of the advantages (3; only with several
-    /// ranks), mean over the envs of the sum of rewards (1).
+    /// f64 `[7]`: moments of the returns (3), moments of the advantages (3; 0 unless
+    /// [`Rollout::finish_part`] computes them), mean over the envs of the sum of rewards (1).
     stats: Tensor,
 }
 

@@ -1,6 +1,6 @@
 // Rewards and targets of a round on a GPU. The results have the same bits as targets.rs and gae.rs:
-// all arithmetic is f64, in the same order. A round has at most a few thousand transitions, and the
-// kernel runs once per round. One warp therefore does all ordered sums; all threads share the rest.
+// the same operations in the same order. A round has at most a few thousand transitions, and its
+// targets are computed once. Therefore one warp does each ordered sum; all threads share the rest.
 #include "meristem.cuh"
 
 typedef unsigned char u8;
@@ -41,7 +41,7 @@ struct Values {
     double floor;  // least divisor in the normalisation of advantages
     Moments scale;
     u32 envs;
-    u32 part;  // whether these are some of the envs: nothing is normalised yet
+    u32 part;  // whether nothing is normalised yet, and the advantages' moments are wanted
 };
 
 struct Trajectories {
@@ -124,8 +124,8 @@ __device__ void moments(Span<const float> a, double floor, Norm& to) {
     to.mean = mean, to.std = std > floor ? std : floor;
 }
 
-// Writes advantages and returns in one block. `stats` receives the moments of the returns (3), for
-// a part of the envs also the moments of the advantages (3), and the mean sum of rewards (1).
+// Writes advantages and returns in one block. `stats` receives the moments of the returns (3), the
+// moments of the advantages (3; 0 unless `v.part`), and the mean sum of rewards (1).
 extern "C" __global__ void __launch_bounds__(256)
     targets(Span<const float> rewards, Span<const float> values, Span<const float> bootstraps,
             Span<const u8> truncated, Span<const u8> terminated, Span<float> a, Span<float> returns,

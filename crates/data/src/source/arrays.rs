@@ -2,7 +2,8 @@
 //!
 //! Samples are `train_images` and `test_images`, [N, H, W] (grey) or [N, H, W, C] with C from 1 to
 //! 4; or `train_inputs` and `test_inputs`: vectors [N, F], signals [N, C, L], images [N, C, H, W].
-//! Unsigned bytes stay bytes, of the value b / 255; other numbers become f32.
+//! Unsigned bytes stay bytes, of the value b / 255. Signed integers of 8 or 16 bits are stored as
+//! i16, numbers of type float16 as f16, and all others as f32.
 //!
 //! | targets | shape | values |
 //! |---|---|---|
@@ -81,7 +82,7 @@ fn find(root: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Arrays of the samples of a split.
+/// Arrays of the samples of both splits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SampleArrays {
     /// Names of the arrays, train then test.

@@ -183,7 +183,7 @@ impl DecodedPlace {
     }
 
     /// Copies the cache file `found` to a new one with `stamps` taken at `began_ns`, with which the
-    /// next comparison reads no image file.
+    /// next comparison reads fewer image files.
     fn renew(
         &self,
         found: &CachedImages,

@@ -179,8 +179,8 @@ impl Blueprint {
         })
     }
 
-    /// The graph of the module alone, for tests and benchmarks. Input and output have the shape
-    /// `dims`; the weights are named `layers.{i}.…` and `mix`.
+    /// The graph of the module alone, for instance to count its parameters. Input and output have
+    /// the shape `dims`; the weights are named `layers.{i}.…` and `mix`.
     ///
     /// # Errors
     /// [`BlueprintError::Shape`] if the layers do not fit together.

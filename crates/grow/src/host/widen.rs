@@ -27,8 +27,8 @@ pub struct WidthChange {
 }
 
 impl Host {
-    /// Layers of the host that can become wider, in forward order. A layer is addressed by its
-    /// index in this list. No change of width alters the indices.
+    /// Layers of the host that can become wider, in the order of [`HostSpec::widenable`]. A layer
+    /// is addressed by its index in this list. No change of width alters the indices.
     pub fn widenable(&self) -> Vec<WidenableLayer> {
         self.spec.widenable()
     }
@@ -86,12 +86,13 @@ impl Host {
         Ok(self)
     }
 
-    /// A copy of this host with `by` further features of a layer. Limits, rules and blueprints are
-    /// not checked: the copy is only a network in which the gradients of further features are
-    /// measured ([`meristem_nn::WidthProbe`]).
+    /// A copy of this host with `by` further features of a layer, for its size, or for a network in
+    /// which the gradients of further features are measured ([`meristem_nn::WidthProbe`]). Limits,
+    /// rules and blueprints are not checked.
     ///
     /// # Errors
-    /// [`LifecycleError::Widen`] for a layer that cannot become wider, or sizes that are too large.
+    /// [`LifecycleError::Widen`] for a layer that cannot become wider, a module in a slot that gets
+    /// wider with it, or sizes that are too large.
     pub fn with_features(&self, layer: usize, by: usize) -> Result<Self, LifecycleError> {
         let layer = self.widenable_layer(layer)?;
         let fail = |problem: String| LifecycleError::Widen { layer: layer.name.clone(), problem };

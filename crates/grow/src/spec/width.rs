@@ -82,11 +82,12 @@ struct Between<'a> {
 }
 
 impl HostSpec {
-    /// Layers that can become wider without a change of the function that the host computes, in
-    /// forward order. They are convolutions without groups and linear layers that are followed, in
-    /// the same list of layers, by another such layer, the reader. Between a layer and its reader
-    /// there may be slots, and layers that compute each feature by itself: batch norm, activations,
-    /// dropout, pools, depthwise convolutions, flatten.
+    /// Layers that can become wider without a change of the function that the host computes. The
+    /// layers of a list are in forward order, after those of all branches in this list. They are
+    /// convolutions without groups and linear layers that are followed, in the same list of layers,
+    /// by another such layer, the reader. Between a layer and its reader there may be slots, and
+    /// layers that compute each feature by itself: batch norm, activations, dropout, pools,
+    /// depthwise convolutions, flatten.
     pub fn widenable(&self) -> Vec<WidenableLayer> {
         let mut found = vec![];
         for_each_list(self.layers(), &mut |layers| {

@@ -62,7 +62,7 @@ impl WidthFamily {
         Ok(layers)
     }
 
-    /// The text up to the last part, and the probability of dropout in the last part, if any.
+    /// The text without a last part `dropout=…`, and the probability in that part, if there is one.
     fn dropout(self, text: &str) -> Result<(&str, Option<f32>), HostError> {
         let Some((before, part)) = text.rsplit_once(',') else { return Ok((text, None)) };
         let Some(p) = part.trim().strip_prefix(DROPOUT).filter(|_| self == WidthFamily::Mlp) else {

@@ -9,7 +9,8 @@
 //! neighbouring outputs, which do not wait for each other, hide its latency. Two neighbouring rows
 //! of windows of 3 × 3 read four rows of the input instead of six. In larger windows
 //! [`PIXELS`] neighbouring pixels share each load of a weight. The gradient of the weights keeps
-//! the sums of a window of 3 × 3 in registers over a row; for larger windows it is a `tile` job.
+//! the sums of a window of three columns and at most three rows in registers over up to four rows
+//! of the output; for other windows it is a `tile` job.
 
 mod weights;
 
@@ -108,7 +109,7 @@ impl AxisTaps {
     fn whole(&self) -> Range<usize> {
         let Some(others) = self.taps.checked_sub(1) else { return 0..self.outputs };
         let start = ((-self.first).max(0) as usize).div_ceil(self.step);
-        // Of the first tap of the last one.
+        // Position of the first tap of the last such output, from that of output 0.
         let row = self.size as isize - 1 - (others * self.spacing) as isize - self.first;
         let end = usize::try_from(row).map_or(0, |row| row / self.step + 1).min(self.outputs);
         start.min(end)..end

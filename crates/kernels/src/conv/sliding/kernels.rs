@@ -31,9 +31,9 @@ pub(super) fn kernels(isa: Isa, columns: usize) -> Option<&'static SlidingKernel
     }
 }
 
-/// The kernels of an instruction set. Arguments: modules of functions compiled for it, their
-/// factors, pixels of a tile, and registers of channels that are summed together, for one row of a
-/// window and for three rows.
+/// The kernels of an instruction set. Arguments: the functions for tiles and for sums that are
+/// compiled for it, their factors, pixels of a tile, and registers of channels that are summed
+/// together, for one row of a window and for three rows.
 macro_rules! kernels {
     ($tile:path, $sums:path, $factors:ty;
      tiles $($p:literal)*; one row $($n:literal)*; three rows $($m:literal)*) => {{
