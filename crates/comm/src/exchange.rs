@@ -225,7 +225,8 @@ impl Exchange {
         self.check(operation, gradients)
     }
 
-    /// Exports the current state. Waits once for the device.
+    /// Exports the current state. Waits for the device: once, and once more for each bucket that
+    /// keeps state of Ok-Topk.
     ///
     /// # Errors
     /// [`Error::Device`].

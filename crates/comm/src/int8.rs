@@ -15,7 +15,7 @@
 //! total = sum over ranks, in rank order, of the received values and of acc, in the own shard
 //! send all ranks the codes of total
 //! residual' = total − values of these codes, in the own shard
-//! result = codes of all totals, divided by the number of ranks for a mean
+//! result = values of the codes of all totals, divided by the number of ranks for a mean
 //! ```
 //!
 //! So each element is rounded once as a value and once as a total. The rank that rounds keeps the

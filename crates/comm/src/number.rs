@@ -5,8 +5,8 @@ use std::fmt::Debug;
 use half::bf16;
 use meristem_device::{DType, Element};
 
-/// A float type that ranks exchange: f32, f64 or bf16. Every operation rounds to this type; a sum
-/// of bf16 is a chain of bf16 additions.
+/// A float type whose elements ranks can sum: f32, f64 or bf16. Every operation rounds to this
+/// type; a sum of bf16 is a chain of bf16 additions.
 pub trait SumElement: Element + PartialEq + PartialOrd + Debug {
     /// Bits without the sign, ordered by distance from zero: infinities above all finite numbers.
     /// Every NaN has the largest value that [`Magnitude::BITS`] hold, whatever its payload, because
@@ -137,7 +137,7 @@ pub(crate) fn divide<T: SumElement>(values: &mut [T], divisor: Option<usize>) {
     }
 }
 
-/// Whether elements of this type can be exchanged.
+/// Whether elements of this type can be summed.
 pub(crate) fn is_number(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F64 | DType::BF16)
 }

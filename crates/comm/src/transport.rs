@@ -146,11 +146,11 @@ pub struct Sum<'a, T = Tensor> {
 /// The connection of one rank to the other ranks.
 ///
 /// Calls are collective: every rank makes the same calls in the same order. They enqueue work onto
-/// `stream` and do not wait for the device, except to read elements into host memory (MPI, TCP), or
-/// before MPI gets their addresses. Whether a call waits for the other ranks' calls depends on the
-/// transport. Tensors are device memory of `stream`. No host memory is part of the interface, so it
-/// fits queues of an accelerator (`ncclSend` and `ncclRecv` in a group) as well as MPI and shared
-/// memory.
+/// `stream` and do not wait for the device, except to read elements into host memory (MPI, TCP,
+/// threads on several devices), or before MPI gets their addresses. Whether a call waits for the
+/// other ranks' calls depends on the transport. Tensors are device memory of `stream`. No host
+/// memory is part of the interface, so it fits queues of an accelerator (`ncclSend` and `ncclRecv`
+/// in a group) as well as MPI and shared memory.
 ///
 /// Every rank gets the same error, see [`Error`]. Between processes, a rank may finish a call in
 /// which another rank fails; its next call then returns the error.
@@ -180,7 +180,8 @@ pub trait Transport: Send {
     ) -> Result<()>;
 
     /// Sums with an algorithm of the transport. Returns false, on all ranks, if the transport has
-    /// none for this order; [`exchange`](Transport::exchange) is used then.
+    /// none for this order or for the ranks' devices; [`exchange`](Transport::exchange) is used
+    /// then.
     ///
     /// # Errors
     /// The errors of the trait.

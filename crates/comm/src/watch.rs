@@ -60,8 +60,8 @@ pub enum GroupStatus {
     Lost(Error),
 }
 
-/// A watching thread's view of a group. Dropping it announces that the rank's device starts no more
-/// exchanges, so that later silence is no loss.
+/// A watching thread's view of a group. Over TCP and between threads, dropping it announces that
+/// the rank's device starts no more exchanges, so that later silence is no loss.
 pub trait GroupWatch: Send {
     /// Reports the state of this rank's device and returns the state of the group. A rank that left
     /// in order does not count as lost while it sends heartbeats. Does not wait for other ranks'

@@ -35,7 +35,7 @@ pub(crate) type Content = (Option<DType>, usize);
 /// Header that a rank sends to each other rank at the start of an exchange.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct CallHeader {
-    /// Number of the exchange in the group, from 1.
+    /// Number of the exchange in the group, from 1; 0 over TCP, whose hub does not need it.
     pub(crate) step: u64,
     pub(crate) call: CollectiveCall,
     /// Parcels from the sender to the receiver.

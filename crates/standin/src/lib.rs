@@ -71,8 +71,9 @@
 //! sees all writes of the others at once) and the rounding of tensor cores. Device variables
 //! without a value in the source (`__device__ float x;`) are taken for shared memory.
 //!
-//! Events measure times of a device that runs all streams at once, each kernel, copy or fill for
-//! one microsecond: a trace shows which work the order of the streams permits at the same time.
+//! Events measure times of a device that runs all streams at once, each kernel, copy, fill or
+//! exchange for one microsecond: a trace shows which work the order of the streams permits at the
+//! same time.
 
 pub mod driver;
 mod ground;

@@ -77,7 +77,7 @@ pub struct Kernel {
     pub source: &'static KernelSource,
     /// Name of its function.
     pub entry: &'static str,
-    /// Its tensors, in the order of the launch's arguments.
+    /// Its tensors, in the order of the function's parameters.
     pub operands: &'static [Operand],
     /// Size in bytes of the struct of values after the tensors; 0 for none.
     pub values: usize,

@@ -22,8 +22,8 @@
 //! # Why it is fast
 //! A stream stays with its worker for a whole turn, so the network of an env is in the caches of
 //! one core for all steps of the turn but the first. Spinning for about the cost of a wake-up makes
-//! short gaps cheap; only one worker spins, so idle workers cost no cores. Idle workers make a
-//! kernel with parts faster instead.
+//! short gaps cheap; only one worker spins for tasks, so idle workers cost no cores. Idle workers
+//! make a kernel with parts faster instead.
 //!
 //! # Assumptions
 //! A task never blocks its worker: kernels do not wait for the device, and a stream that must wait

@@ -109,7 +109,7 @@ pub(crate) trait Download: Send {
     fn put(&self, i: usize, bytes: &[u8]);
 }
 
-/// Host memory of a read-back, one vector for each tensor, which the workers' copies fill.
+/// Host memory of a read-back, one vector for each tensor, which the copies to the host fill.
 pub(crate) type ReadBack<T> = Arc<[Mutex<Vec<T>>]>;
 
 /// Destination of the elements of a read-back, for the tensors of one stream.

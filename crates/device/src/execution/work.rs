@@ -1,7 +1,7 @@
 //! Work of a stream: a kernel, or a transfer.
 //!
 //! A kernel on a CPU device is a closure over its arguments' elements; on a CUDA device it is a
-//! call. A transfer (a copy or a fill) is a value that each backend carries out.
+//! program of calls. A transfer (a copy or a fill) is a value that each backend carries out.
 
 use std::panic::Location;
 

@@ -97,8 +97,8 @@ pub enum Error {
         /// Cause.
         source: std::io::Error,
     },
-    /// A tensor, or a description of one, that does not meet the operation's requirements (V1).
-    /// Made by [`crate::Expect`].
+    /// A tensor, a description of one, or a call of a kernel that does not meet the operation's
+    /// requirements (V1). [`crate::Expect`] makes it for tensors.
     #[error("`{operation}`: `{argument}` must be {expected}, got {got}")]
     Mismatch {
         /// Operation.

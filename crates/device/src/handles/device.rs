@@ -300,8 +300,8 @@ impl Device {
     ///
     /// # Errors
     /// [`Error::KernelPanicked`] if a kernel of any stream panicked (this waits for all streams
-    /// anyway); [`Error::HotScope`] if an open scope forbids the wait; [`Error::InsideKernel`] if
-    /// called inside of a kernel.
+    /// anyway); [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait;
+    /// [`Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Device::synchronize", Location::caller());

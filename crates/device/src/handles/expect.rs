@@ -115,7 +115,8 @@ impl<'a> Expect<'a> {
     ///
     /// # Errors
     /// [`Error::Mismatch`] names the operation, the argument, and the first property that does not
-    /// match; [`Error::KernelPanicked`] if a kernel of the expected stream panicked.
+    /// match; [`Error::KernelPanicked`] if a kernel of the expected stream panicked;
+    /// [`Error::DeviceFailed`].
     pub fn check(
         &self,
         operation: &'static str,

@@ -82,7 +82,7 @@ impl HostBuffer {
 }
 
 impl Drop for HostBuffer {
-    /// Returns page-locked memory that was not uploaded to its ring, for a later upload.
+    /// Returns page-locked memory to its ring for a later upload, unless it was uploaded.
     fn drop(&mut self) {
         if let Some(HostMemory::Staging(staging)) = self.memory.take() {
             staging.give_back();

@@ -132,8 +132,9 @@ impl<'a> Launch<'a> {
     /// of the group.
     ///
     /// # Errors
-    /// The errors of [`run`](Launch::run) about a call on a CUDA device. Errors of the arguments
-    /// are returned by [`LaunchGroup::run`].
+    /// [`crate::Error::Mismatch`] if the temporary memory belongs to another stream; the errors of
+    /// [`run`](Launch::run) about a call on a CUDA device. Errors of the arguments are returned by
+    /// [`LaunchGroup::run`].
     pub fn join<F>(mut self, group: &mut LaunchGroup<'a>, kernel: F) -> Result<()>
     where
         F: FnOnce(&mut Args<'_>) + Send + 'static,

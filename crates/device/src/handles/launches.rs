@@ -82,13 +82,16 @@ pub struct PlannedLaunch<'a> {
 }
 
 impl Launches<'_> {
-    /// Builds the graphs that these launches, added in this order, will need on CUDA devices. Does
-    /// not wait for a device; building a graph counts as an allocation. Ignores devices whose
-    /// launches form no graph: CPU devices, and devices with a program whose calls do not state the
-    /// [pieces](crate::Piece) of the arguments that they use.
+    /// Builds the graphs that these launches, added in this order, will need on CUDA devices.
+    /// Building a graph counts as an allocation. Waits for a device only to load kernels that are
+    /// not loaded yet, which counts as a synchronisation, and to [trim](crate::Device::trim) it if
+    /// the driver has no memory for a graph. Ignores devices whose launches form no graph: CPU
+    /// devices, and devices with a program whose calls do not state the [pieces](crate::Piece) of
+    /// the arguments that they use.
     ///
     /// # Errors
-    /// [`crate::Error::HotScope`] if an open scope forbids to build a graph;
+    /// [`crate::Error::HotScope`] if an open scope forbids to build a graph or to load kernels;
+    /// [`crate::Error::Mismatch`] if a call does not match its kernel's declaration;
     /// [`crate::Error::Cuda`].
     #[track_caller]
     pub fn prepare(launches: Vec<PlannedLaunch<'_>>) -> Result<()> {

@@ -145,8 +145,8 @@ impl Stream {
     ///
     /// # Errors
     /// [`crate::Error::KernelPanicked`] if a kernel panicked, on this stream or on a stream whose
-    /// result it used; [`crate::Error::HotScope`] if an open scope forbids the wait;
-    /// [`crate::Error::InsideKernel`] if called inside of a kernel.
+    /// result it used; [`crate::Error::DeviceFailed`]; [`crate::Error::HotScope`] if an open scope
+    /// forbids the wait; [`crate::Error::InsideKernel`] if called inside of a kernel.
     #[track_caller]
     pub fn synchronize(&self) -> Result<()> {
         let (operation, site) = ("Stream::synchronize", Location::caller());

@@ -207,7 +207,7 @@ impl Tensor {
         self.view_with_format(offset, shape, MemoryFormat::Contiguous)
     }
 
-    /// A contiguous window like [`view`](Tensor::view), in a memory format: the first images of a
+    /// A window like [`view`](Tensor::view), in a memory format: the first images of a
     /// channels-last batch are `view_with_format(0, [n, c, h, w], ChannelsLast)`.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use crate::hooks::{Allocation, CommandPosition, SubmittedLaunch, Touched};
 
 /// Memory with hazards, as submission uses it.
 pub(crate) trait TrackedMemory {
-    /// The accesses; call only under the device's submission lock.
+    /// The accesses, which change only under the device's submission lock.
     fn hazards(&self) -> MutexGuard<'_, Hazards>;
     /// The current allocation.
     fn allocation(&self) -> &Allocation;

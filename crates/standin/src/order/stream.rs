@@ -41,8 +41,8 @@ pub(crate) struct SimStream {
     pub(crate) done: u64,
     /// End of each command that is done, in microseconds. The stand-in runs one command at a time;
     /// these are the times of a device that runs the commands of all streams at once, each kernel,
-    /// copy or fill for one microsecond, and no command before it is enqueued or before the end of
-    /// a command that it waits for.
+    /// copy, fill or exchange for one microsecond, and no command before it is enqueued or before
+    /// the end of a command that it waits for.
     pub(crate) ends: Vec<u64>,
 }
 

@@ -101,7 +101,7 @@ impl CudaQueue {
     /// Fuses independent tasks, all of which [name their pieces](CudaTask::names_pieces), into one;
     /// `None` for no tasks. Building the graph counts as an allocation, and its launch as a copy to
     /// the device if the addresses of the arguments are not in one of the graph's tables yet. If
-    /// the driver has no memory for it, `reclaim` is called to free some.
+    /// the driver has no memory for the graph, `reclaim` is called to free some.
     ///
     /// # Errors
     /// [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the allocation or the copy.
@@ -235,7 +235,8 @@ impl CudaQueue {
     /// wait counts as a synchronisation.
     ///
     /// # Errors
-    /// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the wait.
+    /// [`Error::DeviceFailed`], [`Error::Cuda`]; [`Error::HotScope`] if an open scope forbids the
+    /// wait.
     fn stage(
         &self,
         source: HostBytes,

@@ -54,7 +54,7 @@ fn store(_isa: Isa) -> StoreFn {
     |from, to| to.copy_from_slice(from)
 }
 
-/// Orders the non-temporal stores before later stores.
+/// Does nothing: ordinary stores need no fence.
 #[cfg(not(target_arch = "x86_64"))]
 fn finish() {}
 

@@ -106,7 +106,7 @@ fn set(
     })
 }
 
-/// Copies `x` after waiting for the flag, or until its patience runs out.
+/// Copies `x` after waiting for the flag, at most for `patience`.
 fn copy_late(
     (stream, x): (&Stream, &Tensor),
     operation: &'static str,

@@ -37,7 +37,8 @@
 //!   reports;
 //! - the stream of the other launch is gone: its last handle was dropped after all of its work.
 //!
-//! A race is refused before anything is enqueued. All of this happens under the submission lock.
+//! A launch that races is refused before anything of it is enqueued: it is checked under the
+//! submission lock. A read-back is checked after its copies, without this lock.
 
 mod clock;
 #[cfg(test)]

@@ -63,7 +63,8 @@ impl Sanitizer {
 struct OrderGraph {
     /// Position, direct predecessors, and accesses of each node.
     nodes: Vec<(CommandId, Vec<usize>, Vec<LoggedAccess>)>,
-    /// Ends that the host saw: commands, not nodes, because there may be waits in between.
+    /// Commands whose end the host saw. Not nodes, because a wait before a launch is a command
+    /// without a node.
     seen: Vec<CommandId>,
 }
 

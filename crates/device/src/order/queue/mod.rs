@@ -228,7 +228,8 @@ impl StreamState {
         }
     }
 
-    /// Blocks until a CUDA device has no work, of other code of the process either.
+    /// Blocks until a CUDA device has no work, that of other code in the process included. Does
+    /// nothing on a CPU device.
     pub(crate) fn wait_for_device(&self) {
         if let Some(queue) = self.cuda_queue() {
             queue.wait_for_device();

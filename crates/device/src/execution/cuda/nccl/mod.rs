@@ -213,8 +213,9 @@ impl PeerMembership {
         }
     }
 
-    /// Joins, and exchanges a byte with each other member; false after an abort. NCCL connects two
-    /// ranks at their first exchange, which must not be an exchange that is enqueued under locks.
+    /// Joins, and exchanges a byte with each other member; false after an abort or a failure of the
+    /// device. NCCL connects two ranks at their first exchange, which must not be an exchange that
+    /// is enqueued under locks.
     fn try_connect(&self) -> Called<bool> {
         self.context.bind()?;
         if !self.finish_call(&mut || !self.is_over())? {
