@@ -40,8 +40,8 @@ pub(crate) fn report_file_size_limit() -> Result<(), Failure> {
 }
 
 /// Installs the signal handlers. The first signal ends the run at the next step boundary, and
-/// prints a message. `what_is_left` describes in it the results that a stopped run leaves. A signal
-/// more than [`ONE_REQUEST`] later calls `at_once` and exits.
+/// prints a message with `what_is_left`: the results that a stopped run leaves. A signal at least
+/// [`ONE_REQUEST`] later calls `at_once` and exits.
 ///
 /// # Errors
 /// The system refuses a handler or a thread.

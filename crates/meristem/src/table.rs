@@ -34,7 +34,7 @@ pub(crate) fn new() -> Table {
 
 /// Formats the report of a run.
 pub(crate) fn report(summary: &Summary) -> String {
-    // The leaderboard has the envs of members.
+    // In a run with members the leaderboard takes the place of the table of envs.
     let mut text = leaderboard(summary).unwrap_or_else(|| vec![envs(summary).to_string()]);
     text.extend(comparison(summary).map(|table| table.to_string()));
     text.extend(summary.folds.as_ref().map(|folds| score::folds(summary.task.score(), folds)));
@@ -129,7 +129,7 @@ fn envs(summary: &Summary) -> Table {
 }
 
 /// Table of the best members, and a line if there are more. If some members differ only by their
-/// seed, the same follows with such members as one place. `None` without members.
+/// seed, a second table follows, in which these members are one row. `None` without members.
 fn leaderboard(summary: &Summary) -> Option<Vec<String>> {
     let places = summary.leaderboard();
     if places.is_empty() {

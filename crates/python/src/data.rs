@@ -257,8 +257,8 @@ impl Gather {
                 },
                 max_batches: given.max_batches,
                 normalization,
-                // The batches ahead, the one in use by the caller, and one that the caller still
-                // holds.
+                // The batches ahead, the one in use by the caller, and the one before it, which the
+                // caller may still hold.
                 ring_depth: AHEAD + 2,
                 ..GatherConfig::new(given.batch, vec![device.id(); given.envs])
             };

@@ -82,7 +82,7 @@ impl PyLoss {
         Ok(())
     }
 
-    /// The error of a call.
+    /// Stores the exception of a call. Returns the error for the run.
     fn noted(&self, error: PyErr) -> Error {
         let problem = error.to_string();
         self.raised.set(error);

@@ -60,15 +60,15 @@ pub(crate) fn layer(given: &Bound<'_, PyDict>) -> PyResult<ConfigLayer> {
 /// Converts settings of a member given by name.
 ///
 /// # Errors
-/// A value that its setting does not accept. Whether a member may have the setting is checked by
-/// the run.
+/// A value without a text form, a key that was given twice, a text with the separator of settings.
+/// The run checks whether a member may have the setting, and whether the setting accepts the value.
 pub(crate) fn member(given: &Bound<'_, PyDict>) -> PyResult<Member> {
     let mut member = Member::default();
     for (key, value) in given.iter() {
         let key = key.str()?.to_string_lossy().into_owned();
         let accepts = |text: &&String| ConfigLayer::default().set(&key, text).is_ok();
         let texts = texts(&key, &value)?;
-        // The run reports a text that the setting does not accept.
+        // If the setting accepts none of the texts, the first is kept, and the run reports it.
         let text = texts.iter().find(accepts).or(texts.first());
         let text = text.map(String::as_str).unwrap_or_default();
         member.push(&key, text).map_err(|error| {

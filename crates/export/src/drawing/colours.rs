@@ -58,7 +58,7 @@ impl Hue {
     }
 }
 
-/// Colour of a stage; `None` for an empty slot.
+/// Colour of a stage; `None` for dormant.
 pub fn stage_hue(stage: Stage) -> Option<Hue> {
     Some(match stage {
         Stage::Dormant => return None,

@@ -4,8 +4,9 @@
 //!
 //! | | |
 //! |---|---|
-//! | input `images` | f32 `[N, C, H, W]`, normalised; with preprocessing also u8 `[N, H, W, C]` |
-//! | or `inputs` | vectors `[N, F]`, signals `[N, C, L]`: f32, with preprocessing also bytes |
+//! | input `images` | f32 `[N, C, H, W]`, or bytes `[N, H, W, C]` with preprocessing |
+//! | or `inputs` | vectors `[N, F]`, signals `[N, C, L]`: f32, or bytes with preprocessing |
+//! | values of the input | normalised; with preprocessing as they are stored |
 //! | output `logits` | f32 `[N, classes]` |
 //! | or `outputs` | numbers: f32 `[N, outputs]`, in the units of the targets |
 //! | initializers | parameters and running statistics, under PyTorch's names |

@@ -54,9 +54,9 @@ fn write_number(stream: &Stream, number: u32) -> meristem::device::Result<Tensor
     Ok(tensor)
 }
 
-/// Tolerance between the losses of two instruction sets after [`STEPS`] training steps. Different
-/// orders of addition give an error of about 1e-6 per step at this size; a wrong kernel gives an
-/// error far above 1e-3.
+/// Relative tolerance between two devices or instruction sets, of the mean loss over [`STEPS`]
+/// training steps. Different orders of addition give an error of about 1e-6 per step at this size;
+/// a wrong kernel gives an error far above 1e-3.
 const TOLERANCE: f64 = 1e-3;
 const STEPS: usize = 8;
 const BATCH: usize = 32;

@@ -105,7 +105,7 @@ const CHECKS: &[Check] = &[
 /// The checks for a device: all of them, or only the checks in `names`.
 ///
 /// # Errors
-/// A name of `names` is unknown.
+/// A name of `names` is unknown, or is of a check that does not apply to `device`.
 pub(crate) fn select(device: DeviceId, names: &[String]) -> Result<Vec<Check>, Failure> {
     let on_gpu = matches!(device, DeviceId::Cuda(_));
     let applies = |&(_, check): &Check| match check {

@@ -13,7 +13,8 @@ use crate::plain::megabytes;
 const ENVS: usize = 4;
 const BATCH: usize = 32;
 
-/// The embedded dataset on a separate device. Dropping it clears the cache of datasets.
+/// The embedded dataset on a separate device. Dropping it removes the embedded dataset from the
+/// cache of datasets.
 struct Resident {
     device: Device,
     streams: Vec<Stream>,

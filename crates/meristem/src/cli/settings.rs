@@ -102,7 +102,7 @@ impl<const SINGLE_RUN: bool> FromArgMatches for SettingArguments<SINGLE_RUN> {
     }
 }
 
-/// All values of a flag.
+/// All values of a flag, joined by `separator`; `None` if the flag was not given.
 fn joined(matches: &ArgMatches, key: &str, separator: &str) -> Option<String> {
     let given = matches.get_many::<String>(key)?;
     Some(given.map(String::as_str).collect::<Vec<_>>().join(separator))
@@ -123,7 +123,8 @@ fn flag(setting: &'static Setting, default: &str) -> Arg {
     };
     let arg = match setting.form {
         FlagForm::Switch => return arg.action(ArgAction::SetTrue).overrides_with(setting.key),
-        // The last value takes effect, so a flag can be appended to a command.
+        // Of several values of a setting the last takes effect, so a flag can be appended to a
+        // command. Lists and axes are joined.
         FlagForm::Value | FlagForm::List | FlagForm::Axes => arg.action(ArgAction::Append),
     };
     let parser = move |text: &str| -> Result<String, BadValue> {

@@ -18,7 +18,8 @@ use crate::score;
 const ROWS_MAX: usize = 64;
 /// Maximum number of groups of members that ended; each has a colour and a name.
 const GROUPS_MAX: usize = 6;
-/// Number of bins for the numbers of a setting, and smallest mean number of members in a bin.
+/// Largest number of bins for the numbers of a setting, and number of members for each bin. There
+/// are at least two bins.
 const BINS: [usize; 2] = [5, 3];
 
 /// The members of a run with their numbers, by their last control score, best first; those that

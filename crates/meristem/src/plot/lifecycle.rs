@@ -14,8 +14,8 @@ const STAGES: &[Stage] = Stage::ALL.split_at(1).1;
 /// Maximum number of rows of a chart; further slots are omitted.
 const ROWS_MAX: usize = 64;
 
-/// Minimum distance in pixels between the starts of two bars of a row. It limits the size of a
-/// picture of a long run.
+/// Minimum distance in pixels between the ends of two bars of a row; a bar that ends closer is left
+/// out. It limits the size of a picture of a long run.
 const PIXELS_MIN: f64 = 0.25;
 
 /// Colour of a stage; the colour of the grid for an unknown stage.

@@ -12,8 +12,8 @@ use super::{Anchor, Colour, Picture, SERIES, Shape, series_colour, text};
 const ROWS_MAX: usize = 64;
 /// Height of a row in pixels.
 const ROW: f64 = 18.0;
-/// Smallest distance in pixels between two copies that are drawn in a row. Of several closer copies
-/// only one is drawn.
+/// Minimum distance in pixels between the ends of two bars of a row. A bar that ends closer is left
+/// out, and with it the line from the copied member.
 const PIXELS_MIN: f64 = 2.0;
 
 /// Steps of a row in which the weights descend from one member.

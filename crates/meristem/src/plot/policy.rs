@@ -7,7 +7,8 @@ use meristem::train::policy_training::{CurveLine, Evaluation};
 use super::{Chart, Picture, SIZE, Series};
 
 /// Returns of each controller on the tasks of the evaluation, against the transitions of the
-/// training; `None` without an evaluation. Controllers that do not learn have horizontal lines.
+/// training; `None` without an evaluation. The line of a controller that does not learn is
+/// horizontal, except that the last evaluation may have more tasks.
 pub(crate) fn policy_training(lines: &[CurveLine]) -> Option<Picture> {
     let evaluations = || {
         lines.iter().filter_map(|line| match line {

@@ -55,7 +55,8 @@ impl Bars {
 
     /// Updates the bar of the run, unless it shows that the run is stopping.
     pub(super) fn step_completed(&self, done: usize, place: String, rate: String) {
-        // With the lock, no stop request can set the message before this function does.
+        // With the lock, no stop request can set its message between the check below and
+        // `set_message`, which would replace it.
         let _unchanged = shown();
         self.total.set_position(done as u64);
         self.total.set_prefix(place);

@@ -17,7 +17,7 @@ use super::work::CancelToken;
 use crate::cli::BasePath;
 
 /// Minimum time between two updates of the list. It grows with the time of an update, so that
-/// updates take at most a tenth of a core.
+/// updates take at most a tenth of a core. Until the rows of all runs are read, there is no pause.
 const LIST_EVERY: Duration = Duration::from_secs(2);
 /// Time limit for reading rows of the list in one update. Very many runs take several updates.
 const LIST_TIME: Duration = Duration::from_secs(2);
@@ -150,8 +150,8 @@ impl Library {
         Ok(Self { root, real, listed, followers: SharedCache::new(), base })
     }
 
-    /// Returns the runs, at most a few seconds old. Rows that exceed the time limit are read by the
-    /// next call.
+    /// Returns the list, which is updated after [`LIST_EVERY`] or, if an update is slow, later.
+    /// Rows that exceed the time limit are read by the next call.
     pub(super) fn list(&self, cancel: &CancelToken) -> Arc<List> {
         let mut listed = lock(&self.listed);
         let now = Instant::now();

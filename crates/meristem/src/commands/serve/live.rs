@@ -18,8 +18,8 @@ use super::work::{CancelToken, JobLock, work};
 use crate::page::{Html, Part};
 
 /// Minimum time between two drawings of a view. It grows with the time of a drawing, so that
-/// drawing takes at most a tenth of a core for any number of viewers. Reading a long file to its
-/// end is not delayed.
+/// drawing the view takes at most a tenth of a core for any number of its viewers. Reading a long
+/// file to its end is not delayed.
 const DRAW_EVERY: Duration = Duration::from_secs(1);
 
 /// A part with a hash of its contents. A page compares the hash with the hash of its current part.

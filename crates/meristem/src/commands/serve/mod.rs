@@ -1,9 +1,9 @@
 //! `meristem serve`: runs in the browser. It only reads run folders.
 //!
 //! Runs are found by name in the list of runs; no path is built from a request. All viewers share
-//! the data and the drawings (`live::LiveViews`). Reading and drawing take at most a tenth of the
-//! time of at most two threads (`work`). The number of connections is limited; a new connection may
-//! replace an idle one (`places`).
+//! the data and the drawings (`live::LiveViews`). Drawing a page takes at most a tenth of the time.
+//! At most two threads read and draw (`server`). The number of connections is limited; a new
+//! connection may replace an idle one (`places`).
 
 #[cfg(feature = "serve")]
 mod address;

@@ -31,7 +31,8 @@ impl CancelToken {
     }
 }
 
-/// Lock held by the running job of an address. Its other jobs wait in the order of their requests.
+/// Lock held by the one job of an address that runs or is queued for the readers. Its other jobs
+/// wait in the order of their requests.
 pub(super) type JobLock = Arc<Mutex<()>>;
 
 /// Reason why there is no result.

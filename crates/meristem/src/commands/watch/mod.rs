@@ -102,7 +102,8 @@ enum KeyEffect {
 /// Reason for the end of a view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
-    /// The process that trains the run closed the view, because the run has ended.
+    /// The process that trains the run closed the view, because the run has ended or a thread has
+    /// panicked.
     Closed,
     /// The user closed the view.
     Left,

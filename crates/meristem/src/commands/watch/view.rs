@@ -33,7 +33,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &App) {
         frame.render_widget(Paragraph::new(words).wrap(Wrap { trim: true }), area);
         return;
     }
-    // On a larger terminal the additional rows go to the host panel first, then to the charts.
+    // Of the rows that are left, envs and host get three fifths, and the charts two.
     let rows = [
         Constraint::Length(2),
         Constraint::Fill(3),
