@@ -56,10 +56,10 @@ pub struct VerifiedFile {
     pub problem: Option<String>,
 }
 
-/// Checks the results of a study or of a bench of growth in `folder`, then all files of the runs in it, or of the run
-/// `folder` itself. The runs are in the order of their paths, the files of each in this order:
-/// settings, events, summary, policy, weights, checkpoints. Events of a run in progress are checked
-/// up to the last whole line.
+/// Checks the results of a study or of a bench of growth in `folder`, then all files of the runs
+/// in it, or of the run `folder` itself. The runs are in the order of their paths, the files of
+/// each in this order: settings, events, summary, policy, weights, checkpoints. Events of a run in
+/// progress are checked up to the last whole line.
 ///
 /// # Errors
 /// [`Error::Unreadable`]: a folder cannot be read. [`Error::NotARun`]: there is no run in it.
