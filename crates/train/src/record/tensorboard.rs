@@ -522,7 +522,7 @@ mod tests {
         let ended = json!({"event": "members_ended", "members": [0], "round": 0, "step": 0,
             "reason": "patience", "left": 1});
         let end = json!({"event": "run_ended", "status": "completed", "error": null, "steps": 3,
-            "wall_seconds": 1.0});
+            "images": 9, "wall_seconds": 1.0});
         let events = [step(0, 0), step(1, 0), ended, step(1, 1), step(1, 2), end];
         assert_eq!(records(&events, "actions"), [1, 2, 3]);
         assert_eq!(records(&events, "speed/images_per_s"), [1, 2, 3]);
