@@ -265,8 +265,8 @@ def check_tensorboard(scratch: Path) -> None:
 
     # An episode that was extended on resume, before a second one.
     folder = scratch / "extended"
-    run("train --preset quick --host minimal --envs 1 --controller ppo --rounds 2 --steps 3 --batch 32 --max-batches 2",
-        f"--policy-hidden 16 --quiet --tensorboard --stop-after 2 --run-dir {folder}", code=3)
+    run("train --preset quick --host minimal --envs 1 --controller random --rounds 2 --steps 3 --batch 32",
+        f"--max-batches 2 --quiet --tensorboard --stop-after 2 --run-dir {folder}", code=3)
     run(f"train --resume {folder} --steps 4 --quiet --tensorboard")
     read = EventAccumulator(str(folder / "tensorboard"), size_guidance=EVERYTHING).Reload()
     assert [e.step for e in read.Scalars("train_loss/env 0")] == list(range(1, 9))
@@ -274,7 +274,7 @@ def check_tensorboard(scratch: Path) -> None:
     # Members in two places: the third begins alone.
     folder = scratch / "places"
     run("train --preset quick --host minimal --controller random --samples 3 --space lr=uniform:0.01,0.02 --places 2",
-        f"--steps 2 --batch 32 --max-batches 2 --quiet --tensorboard --run-dir {folder}")
+        f"--epoch full --steps 2 --batch 32 --max-batches 2 --quiet --tensorboard --run-dir {folder}")
     read = EventAccumulator(str(folder / "tensorboard"), size_guidance=EVERYTHING).Reload()
     counts = [(h.step, h.histogram_value.num) for h in read.Histograms("actions")]
     assert counts == [(1, 2), (2, 2), (3, 1), (4, 1)], counts
