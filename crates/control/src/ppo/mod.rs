@@ -290,7 +290,7 @@ impl Ppo {
     /// Saves what was learned, between two rounds: weights, optimiser, normalisers, counters.
     /// [`Controller::restore`] accepts it also for other numbers of envs and steps and, for a
     /// policy of sets ([`PolicyForm::Set`]), for other slots and blueprints. Two read-backs,
-    /// of the weights and of the optimiser; with several ranks also of what they exchange.
+    /// of the weights and of the optimiser; with several ranks also of the exchange's state.
     ///
     /// # Errors
     /// [`Error::Protocol`](crate::Error::Protocol) within a round; a failed device.

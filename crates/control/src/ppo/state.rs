@@ -77,7 +77,7 @@ fn buffers(ppo: &Ppo) -> Vec<(String, &Tensor)> {
     std::iter::once((STATE.into(), &ppo.state)).chain(of_rollout).collect()
 }
 
-/// Saves the state of a checkpoint. One read-back besides those of [`save_learned`].
+/// Saves the state of a checkpoint. One read-back more than [`save_learned`].
 ///
 /// # Errors
 /// A failed device.

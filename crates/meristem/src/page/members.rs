@@ -77,7 +77,8 @@ fn table(run: &Run, ranked: &[(usize, &MemberHistory)]) -> Html {
     }));
     let (trained, count) = (run.history.members.trained(), ranked.len());
     // With places a member that has made all steps ends; without, it is there until the run ends.
-    let left = ranked.iter().filter(|(_, member)| is_complete(member)).count();
+    let complete = |(_, member): &&(usize, &MemberHistory)| has_ended(member, EndReason::Complete);
+    let left = ranked.iter().filter(complete).count();
     let (number, reached) = match run.overview.state {
         RunState::Complete => (trained + left, "made all steps"),
         _ => (trained, "began and have not ended"),
@@ -207,12 +208,11 @@ fn common_step(members: &MembersHistory) -> Option<usize> {
 }
 
 fn diverged(member: &MemberHistory) -> bool {
-    member.ended.as_ref().is_some_and(|(_, reason)| *reason == EndReason::Diverged)
+    has_ended(member, EndReason::Diverged)
 }
 
-/// Whether a member made all steps and left its place.
-fn is_complete(member: &MemberHistory) -> bool {
-    member.ended.as_ref().is_some_and(|(_, reason)| *reason == EndReason::Complete)
+fn has_ended(member: &MemberHistory, why: EndReason) -> bool {
+    member.ended.as_ref().is_some_and(|(_, reason)| *reason == why)
 }
 
 /// Table of the share of the variance of the scores that each setting explains alone. Empty with

@@ -211,7 +211,7 @@ impl CudaQueue {
         self.stream.handle()
     }
 
-    /// Blocks until the device has no work, that of other code in the process included.
+    /// Blocks until the device has no work, not even work of other code in the process.
     pub(crate) fn wait_for_device(&self) {
         self.stream.context().synchronize();
     }

@@ -318,8 +318,8 @@ impl CudaStream {
     }
 
     /// Issues a task after all earlier ones and after `events`; returns its sequence number, or
-    /// that of the latest task if there is neither a task nor an event. Does not wait for the
-    /// device.
+    /// the number of the latest task if there is neither a task nor an event. Does not wait for
+    /// the device.
     pub(super) fn issue(
         &self,
         events: &[Arc<CudaEvent>],

@@ -228,7 +228,7 @@ impl StreamState {
         }
     }
 
-    /// Blocks until a CUDA device has no work, that of other code in the process included. Does
+    /// Blocks until a CUDA device has no work, not even work of other code in the process. Does
     /// nothing on a CPU device.
     pub(crate) fn wait_for_device(&self) {
         if let Some(queue) = self.cuda_queue() {

@@ -6,7 +6,7 @@ use super::resume::kill_in;
 use super::{BARE, GROWING, LOCAL, PPO, REPLICAS, run};
 use crate::common::process::output;
 use crate::common::runs::{assert_same, outcome, with_images};
-use crate::common::{command_output, of_kind};
+use crate::common::{CommandOutput, Meristem, command_output, of_kind};
 use crate::host::BRANCHES;
 
 /// Envs on a CPU and on a GPU, with the policy on the GPU; and a run that is resumed on other
@@ -87,18 +87,20 @@ fn a_described_host_has_the_losses_of_the_cpu() {
     kill_in(m, &growing.replace("--host minimal --slots r0,r1", "--host branches.toml"));
 }
 
+/// Runs a command where the stand-in has two GPUs, in the order of a seed.
+fn on_two_gpus(m: &Meristem, arguments: &str, seed: &str) -> CommandOutput {
+    let mut command = m.command();
+    command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed);
+    command_output(output(command.env("MERISTEM_STANDIN_DEVICES", "2")))
+}
+
 /// Growing hosts on two GPUs, with the policy on the second; then the run is resumed on CPUs. On
 /// the stand-in every process has two GPUs.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn a_run_uses_several_gpus() {
     let m = with_images();
-    let of = |arguments: &str, seed: &str| {
-        let mut command = m.command();
-        command.args(arguments.split_whitespace());
-        command.env("MERISTEM_STANDIN_DEVICES", "2").env("MERISTEM_STANDIN_SEED", seed);
-        command_output(output(&mut command))
-    };
+    let of = |arguments: &str, seed: &str| on_two_gpus(&m, arguments, seed);
     let two = format!("{PPO} --devices cuda:0,cuda:1 --policy-device cuda:1 --checkpoint-every 1");
     let outcomes = ["1", "2"].map(|seed| {
         let said = of(&format!("{two} --run-dir two-{seed}"), seed);
@@ -117,17 +119,13 @@ fn a_run_uses_several_gpus() {
 }
 
 /// The policies of two ranks, each on a GPU, have the bits of policies on one GPU, in any order of
-/// the GPUs, and go on after a kill. What they exchange passes through host memory, which a warning
-/// says.
+/// the GPUs, also in a run that was stopped and resumed. Their exchange passes through host memory,
+/// which a warning says.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn policies_of_ranks_are_on_several_gpus() {
     let m = with_images();
-    let of = |arguments: &str, seed: &str| {
-        let mut command = m.command();
-        command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed);
-        command_output(output(command.env("MERISTEM_STANDIN_DEVICES", "2")))
-    };
+    let of = |arguments: &str, seed: &str| on_two_gpus(&m, arguments, seed);
     let two = format!("{PPO} --devices cuda:0,cuda:1 --ranks 2 --checkpoint-every 1");
     let said = of(&format!("{two} --run-dir one"), "1");
     // A machine with one GPU.
@@ -159,9 +157,7 @@ fn replicas_are_on_several_gpus() {
         for seed in ["1", "2"] {
             let name = format!("two-{number}-{seed}");
             let arguments = format!("{settings} --devices cuda:0,cuda:1 --run-dir {name}");
-            let mut command = m.command();
-            command.args(arguments.split_whitespace()).env("MERISTEM_STANDIN_SEED", seed);
-            let said = command_output(output(command.env("MERISTEM_STANDIN_DEVICES", "2")));
+            let said = on_two_gpus(&m, &arguments, seed);
             // A machine with one GPU.
             if said.stderr.contains("there is no CUDA device 1") {
                 return;
