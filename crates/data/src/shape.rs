@@ -236,9 +236,9 @@ impl StoredValue for f16 {
     const STORED: StoredType = StoredType::F16;
 
     /// Without a branch or a call, so that loops of it are compiled to vectors. The exponent's
-    /// bias of an f16 is 112 less than the bias of an f32, so an f32 with the exponent and the fraction of
-    /// the f16 is its value times 2⁻¹¹². The product with 2¹¹² is exact, also for numbers below the
-    /// smallest normal f16. Stored numbers are finite.
+    /// bias of an f16 is 112 less than the bias of an f32, so an f32 with the exponent and the
+    /// fraction of the f16 is its value times 2⁻¹¹². The product with 2¹¹² is exact, also for
+    /// numbers below the smallest normal f16. Stored numbers are finite.
     #[inline(always)]
     fn value(self) -> f32 {
         let bits = u32::from(self.to_bits());

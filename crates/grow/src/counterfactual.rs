@@ -32,8 +32,8 @@ pub enum ModuleScope {
 }
 
 /// A configuration of the measured modules; modules outside the [`ModuleScope`] keep their alpha.
-/// The numbers of `SoloOff`, `SoloOn` and `Pair` are slot indices; the two of a pair are in ascending
-/// order.
+/// The numbers of `SoloOff`, `SoloOn` and `Pair` are slot indices; the two of a pair are in
+/// ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
