@@ -6,18 +6,25 @@
 //! the image reads contiguous memory, where a walk for each register would skip from line to line.
 
 use super::isa::Level;
-use super::simd::Simd;
 #[cfg(target_arch = "aarch64")]
 use super::simd::neon::Quad;
 use super::simd::portable::Lanes8;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::simd::several::Several;
+use super::simd::{Simd, fetch};
 #[cfg(target_arch = "x86_64")]
 use super::simd::{avx2::Ymm, avx512::Zmm};
 use super::{Isa, PAD};
 
 /// Most channels of a block.
 pub(crate) const MOST: usize = 4 * PAD;
+
+/// f32 elements of a cache line.
+const LINE: usize = 16;
+
+/// f32 elements from a loaded element to the one that is prefetched meanwhile: 4 KiB, because the
+/// processor's own prefetching ends with a page.
+const AHEAD: usize = 1024;
 
 /// A kernel over all pixels of an image for one block of channels.
 pub(crate) trait ChannelKernel {
@@ -77,6 +84,20 @@ impl ChannelRange {
                 S::load_n(x[at..at + self.count].as_ptr(), self.count)
             }
         }
+    }
+
+    /// [`ChannelRange::load`] in a walk over all pixels of values that are in no near cache: what
+    /// it reads [`AHEAD`] elements later is prefetched.
+    ///
+    /// # Safety
+    /// As [`ChannelKernel::run`].
+    #[inline(always)]
+    pub(crate) unsafe fn load_far<S: Simd, const WHOLE: bool>(self, x: &[f32], pixel: usize) -> S {
+        for line in (0..S::LANES).step_by(LINE) {
+            fetch(x.as_ptr().wrapping_add(pixel + self.first + AHEAD + line));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.load::<S, WHOLE>(x, pixel) }
     }
 
     /// [`ChannelRange::load`] where the second pixel of a register, if it holds two, starts `apart`

@@ -6,14 +6,16 @@
 //!
 //! Windows of at most 3 × 3 taps have kernels for each number of rows and columns of taps. The
 //! weights stay in registers over a row, so a multiply-add takes one load, and the sums of
-//! neighbouring outputs, which do not wait for each other, hide its latency. Two neighbouring rows
-//! of windows of 3 × 3 read four rows of the input instead of six. In larger windows
+//! neighbouring outputs, which do not wait for each other, hide its latency. Windows of 3 × 3 with
+//! stride 1 are computed for four columns of two rows at once (`pairs`). In larger windows
 //! [`PIXELS`] neighbouring pixels share each load of a weight. The gradient of the weights keeps
 //! the sums of a window of three columns and at most three rows in registers over up to four rows
 //! of the output; for other windows it is a `tile` job.
 
+mod pairs;
 mod weights;
 
+use pairs::SIDE;
 pub(super) use weights::{sums_in_registers, weight_gradient};
 
 use std::ops::Range;
@@ -27,15 +29,6 @@ use crate::{GradOut, Isa, pad16};
 
 /// Pixels that are computed together: enough sums to hide the latency of a multiply-add.
 const PIXELS: usize = 8;
-
-/// Rows and columns of the windows of which two rows are computed at once, and the rows of the
-/// input that both read together.
-const SIDE: usize = 3;
-const ROWS_OF_TWO: usize = SIDE + 1;
-
-/// Pixels of each of two rows that are computed together: with the weights in nine registers AVX2
-/// has four for sums, and some for elements.
-const PIXELS_OF_TWO: usize = 2;
 
 /// Where the taps of the rows, or of the columns, of the output are in the input.
 #[derive(Clone, Copy, Debug)]
@@ -121,14 +114,26 @@ pub(super) struct Depthwise<'a> {
     rows: AxisTaps,
     columns: AxisTaps,
     whole_columns: Range<usize>,
-    /// Whether two rows of outputs with whole windows may be computed together: windows of 3 × 3
-    /// that read neighbouring rows for neighbouring rows, and at edges lack one column.
+    /// Whether two rows of outputs may be computed together: windows of 3 × 3 that read
+    /// neighbouring rows and columns for neighbours, and at edges lack one column.
     has_pairs: bool,
     channels: usize,
+    steps: Steps,
     /// `[taps][pad16(channels)]`.
     weights: &'a [f32],
     /// One value per channel, or none.
     bias: &'a [f32],
+}
+
+/// Distances in elements.
+#[derive(Clone, Copy)]
+struct Steps {
+    /// Between rows of taps, columns of taps, and outputs, in the input.
+    x: [usize; 3],
+    /// Between rows of weights, and weights.
+    weights: [usize; 2],
+    /// Between outputs.
+    to: usize,
 }
 
 impl<'a> Depthwise<'a> {
@@ -152,66 +157,116 @@ impl<'a> Depthwise<'a> {
         bias: &'a [f32],
     ) -> Self {
         let (whole_columns, channels) = (columns.whole(), shape.in_c);
-        let has_pairs = [rows.taps, columns.taps] == [3; 2]
+        let has_pairs = [rows.taps, columns.taps] == [SIDE; 2]
             && [rows.step, rows.spacing, rows.to_step] == [1; 3]
-            && (0..whole_columns.start).all(|column| columns.inside(column) == (1..3))
+            && [columns.step, columns.spacing] == [1; 2]
+            && (0..whole_columns.start).all(|column| columns.inside(column) == (1..SIDE))
             && (whole_columns.end..columns.outputs).all(|column| columns.inside(column) == (0..2));
-        Self { rows, columns, whole_columns, has_pairs, channels, weights, bias }
+        let (c, padded) = (channels, pad16(channels));
+        let steps = Steps {
+            x: [rows.spacing * columns.size * c, columns.spacing * c, columns.step * c],
+            weights: [columns.taps * padded, padded],
+            to: columns.to_step * c,
+        };
+        assert!(rows.taps * columns.taps * padded <= weights.len(), "depthwise: weights");
+        let last = columns.to_first + columns.outputs.saturating_sub(1) * columns.to_step;
+        assert!(columns.outputs == 0 || last < columns.to_size, "depthwise: columns");
+        Self { rows, columns, whole_columns, has_pairs, channels, steps, weights, bias }
     }
 
     /// Computes whole images.
     pub(super) fn run(&self, isa: Isa, x: &[f32], to: GradOut<'_>) {
         let (rows, columns, c) = (&self.rows, &self.columns, self.channels);
-        let row_len = columns.to_size * c;
-        let (image, to_image) = (rows.size * columns.size * c, rows.to_size * row_len);
+        let (width, row_len) = (columns.size * c, columns.to_size * c);
+        let (image, to_image) = (rows.size * width, rows.to_size * row_len);
         assert!(x.len().is_multiple_of(image), "depthwise: whole images");
         assert_eq!(x.len() / image * to_image, to.values.len(), "depthwise: output");
         let each = x.chunks_exact(image).zip(to.values.chunks_exact_mut(to_image));
         for (x, y) in each {
             let mut row = 0;
             while row < rows.outputs {
-                let count = if self.is_pair(row) { 2 } else { 1 };
-                let start = (rows.to_first + row * rows.to_step) * row_len;
-                let to = GradOut { values: &mut y[start..start + count * row_len], ..to };
-                for_channels(isa, c, &mut RowKernel { of: self, x, row, count, to });
+                let (outputs, first_tap) = match self.pair(row) {
+                    Some(has) => (OutputRows::Two { has }, 0),
+                    None => {
+                        let taps = rows.inside(row);
+                        (OutputRows::One { taps: taps.len() }, taps.start)
+                    }
+                };
+                let top = rows.row(row) + (first_tap * rows.spacing) as isize;
+                let (first, count) = (rows.to_first + row * rows.to_step, outputs.count());
+                let values = &mut y[first * row_len..(first + count) * row_len];
+                let mut kernel = RowKernel {
+                    of: self,
+                    outputs,
+                    x,
+                    top: top * width as isize,
+                    first_weight: first_tap * self.steps.weights[0],
+                    to: GradOut { values, ..to },
+                };
+                for_channels(isa, c, &mut kernel);
                 row += count;
             }
         }
     }
 
-    /// Whether an output row and the next one, whose windows of 3 × 3 are whole, read neighbouring
-    /// rows and are neighbours in their image.
-    fn is_pair(&self, row: usize) -> bool {
-        let rows = &self.rows;
-        let is_whole = |row: usize| row < rows.outputs && rows.inside(row) == (0..3);
-        self.has_pairs && is_whole(row) && is_whole(row + 1)
+    /// If an output row and the next one can be computed together, whether the first and the last
+    /// of the four input rows of their windows are in the image. The others are.
+    fn pair(&self, row: usize) -> Option<[bool; 2]> {
+        if !self.has_pairs || row + 1 >= self.rows.outputs {
+            return None;
+        }
+        match (self.rows.inside(row), self.rows.inside(row + 1)) {
+            (Range { start: top @ 0..2, end: SIDE }, Range { start: 0, end: end @ 2..=SIDE }) => {
+                Some([top == 0, end == SIDE])
+            }
+            _ => None,
+        }
     }
 }
 
-/// A row of the output, or two that share input rows ([`Depthwise::is_pair`]).
+/// Rows of outputs that are computed together.
+#[derive(Clone, Copy)]
+enum OutputRows {
+    /// One row, with this number of rows of taps in the image.
+    One { taps: usize },
+    /// Two rows, as [`Depthwise::pair`] says.
+    Two { has: [bool; 2] },
+}
+
+impl OutputRows {
+    const fn count(self) -> usize {
+        match self {
+            Self::One { .. } => 1,
+            Self::Two { .. } => 2,
+        }
+    }
+}
+
+/// One row of the output, or two.
 struct RowKernel<'a> {
     of: &'a Depthwise<'a>,
+    outputs: OutputRows,
     /// The input's image.
     x: &'a [f32],
-    row: usize,
-    count: usize,
+    /// Element of the image at the first row of taps that is computed, which for two rows may be
+    /// outside.
+    top: isize,
+    /// Element of the weights at this row of taps.
+    first_weight: usize,
+    /// The row, or the two rows.
     to: GradOut<'a>,
 }
 
 /// Addresses that the pixels of a row have in common.
 struct RowTaps<S> {
-    /// First tap in the image, at column 0 of the input.
+    /// First tap, at column 0 of the input.
     x: *const f32,
-    /// Distances between rows of taps, columns of taps, and outputs.
-    steps: [usize; 3],
-    rows: usize,
-    /// Weights of the first row that is in the image, and distances between rows and taps.
+    steps: Steps,
+    /// Weights of the first row of taps.
     weights: *const f32,
-    weight_steps: [usize; 2],
     bias: Option<S>,
     count: usize,
     accumulate: bool,
-    to_step: usize,
 }
 
 impl ChannelKernel for RowKernel<'_> {
@@ -219,76 +274,75 @@ impl ChannelKernel for RowKernel<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd, const WHOLE: bool>(&mut self, at: ChannelRange) {
-        let Depthwise { rows, columns, whole_columns, channels: c, weights, bias, .. } = self.of;
-        let (inside, width, padded) = (rows.inside(self.row), columns.size * c, pad16(*c));
+        let Depthwise { columns, channels: c, steps, weights, bias, .. } = self.of;
+        let padded = steps.weights[1];
         assert!(at.first + S::LANES <= padded && at.first + at.count <= *c, "depthwise: channels");
-        assert!(rows.taps * columns.taps * padded <= weights.len(), "depthwise: weights");
-        let top = rows.row(self.row) + (inside.start * rows.spacing) as isize;
-        let last = columns.to_first + columns.outputs.saturating_sub(1) * columns.to_step;
-        assert!(last < columns.to_size && columns.to_size * c <= self.to.values.len());
         // SAFETY: the addresses below are those of taps inside the image, of outputs inside the
-        // row, and of the weights of these taps, whose padding is readable; the lengths were
-        // checked here and by the caller. The rest is the caller's promise.
+        // rows, and of the weights of these taps, whose padding is readable; the lengths were
+        // checked here and by `Depthwise`. The rest is the caller's promise.
         unsafe {
             let bias = (!bias.is_empty()).then(|| at.coefficients::<S, WHOLE>(bias));
             let taps = RowTaps {
-                x: self.x.as_ptr().wrapping_offset(top * width as isize).wrapping_add(at.first),
-                steps: [rows.spacing * width, columns.spacing * c, columns.step * c],
-                rows: inside.len(),
-                weights: weights
-                    .as_ptr()
-                    .wrapping_add(inside.start * columns.taps * padded + at.first),
-                weight_steps: [columns.taps * padded, padded],
+                x: self.x.as_ptr().wrapping_offset(self.top).wrapping_add(at.first),
+                steps: *steps,
+                weights: weights.as_ptr().wrapping_add(self.first_weight + at.first),
                 bias,
                 count: at.count,
                 accumulate: self.to.accumulate,
-                to_step: columns.to_step * c,
             };
             let to = self.to.values.as_mut_ptr().add(columns.to_first * c + at.first);
-            if self.count == 2 {
-                return taps.pair::<WHOLE>(self.of, to, columns.to_size * c);
-            }
-            if WHOLE {
-                let of = self.of;
-                match [taps.rows, columns.taps] {
-                    [1, 1] => return taps.row::<1, 1>(of, to),
-                    [1, 2] => return taps.row::<1, 2>(of, to),
-                    [1, 3] => return taps.row::<1, 3>(of, to),
-                    [2, 1] => return taps.row::<2, 1>(of, to),
-                    [2, 2] => return taps.row::<2, 2>(of, to),
-                    [2, 3] => return taps.row::<2, 3>(of, to),
-                    [3, 1] => return taps.row::<3, 1>(of, to),
-                    [3, 2] => return taps.row::<3, 2>(of, to),
-                    [3, 3] => return taps.row::<3, 3>(of, to),
-                    _ => {}
-                }
-            }
-            let mut output = 0;
-            while output < columns.outputs {
-                let start = taps.x.wrapping_offset(columns.row(output) * *c as isize);
-                let to = to.add(output * taps.to_step);
-                let left = whole_columns.end.saturating_sub(output);
-                if whole_columns.start > output || left == 0 {
-                    taps.pixels::<WHOLE, 1>(start, columns.inside(output), to);
-                    output += 1;
-                } else if left >= PIXELS {
-                    taps.pixels::<WHOLE, PIXELS>(start, 0..columns.taps, to);
-                    output += PIXELS;
-                } else if left >= 4 {
-                    taps.pixels::<WHOLE, 4>(start, 0..columns.taps, to);
-                    output += 4;
-                } else {
-                    taps.pixels::<WHOLE, 1>(start, 0..columns.taps, to);
-                    output += 1;
-                }
+            let of = self.of;
+            match (self.outputs, columns.taps) {
+                (OutputRows::Two { has }, _) => taps.pair::<WHOLE>(of, has, to),
+                (OutputRows::One { taps: 1 }, 1) if WHOLE => taps.row::<1, 1>(of, to),
+                (OutputRows::One { taps: 1 }, 2) if WHOLE => taps.row::<1, 2>(of, to),
+                (OutputRows::One { taps: 1 }, 3) if WHOLE => taps.row::<1, 3>(of, to),
+                (OutputRows::One { taps: 2 }, 1) if WHOLE => taps.row::<2, 1>(of, to),
+                (OutputRows::One { taps: 2 }, 2) if WHOLE => taps.row::<2, 2>(of, to),
+                (OutputRows::One { taps: 2 }, 3) if WHOLE => taps.row::<2, 3>(of, to),
+                (OutputRows::One { taps: 3 }, 1) if WHOLE => taps.row::<3, 1>(of, to),
+                (OutputRows::One { taps: 3 }, 2) if WHOLE => taps.row::<3, 2>(of, to),
+                (OutputRows::One { taps: 3 }, 3) if WHOLE => taps.row::<3, 3>(of, to),
+                (OutputRows::One { taps: rows }, _) => taps.any_row::<WHOLE>(of, rows, to),
             }
         }
     }
 }
 
 impl<S: Simd> RowTaps<S> {
-    /// Computes `P` neighbouring outputs from the taps of these columns; `x` is the first tap of
-    /// the first row, which may be outside.
+    /// Computes the outputs of a row from this number of rows of taps.
+    ///
+    /// # Safety
+    /// As [`RowTaps::pixels`].
+    #[inline(always)]
+    unsafe fn any_row<const WHOLE: bool>(&self, of: &Depthwise<'_>, rows: usize, to: *mut f32) {
+        let Depthwise { columns, whole_columns: whole, channels, .. } = of;
+        let mut output = 0;
+        while output < columns.outputs {
+            let x = self.x.wrapping_offset(columns.row(output) * *channels as isize);
+            let left = whole.end.saturating_sub(output);
+            // SAFETY: the caller's promise.
+            unsafe {
+                let to = to.add(output * self.steps.to);
+                if whole.start > output || left == 0 {
+                    self.pixels::<WHOLE, 1>(x, [0..rows, columns.inside(output)], to);
+                    output += 1;
+                } else if left >= PIXELS {
+                    self.pixels::<WHOLE, PIXELS>(x, [0..rows, 0..columns.taps], to);
+                    output += PIXELS;
+                } else if left >= 4 {
+                    self.pixels::<WHOLE, 4>(x, [0..rows, 0..columns.taps], to);
+                    output += 4;
+                } else {
+                    self.pixels::<WHOLE, 1>(x, [0..rows, 0..columns.taps], to);
+                    output += 1;
+                }
+            }
+        }
+    }
+
+    /// Computes `P` neighbouring outputs from the taps of these rows and columns; `x` is the first
+    /// tap of the first row, which may be outside.
     ///
     /// # Safety
     /// As [`ChannelKernel::run`], for addresses inside the image and the row.
@@ -296,18 +350,18 @@ impl<S: Simd> RowTaps<S> {
     unsafe fn pixels<const WHOLE: bool, const P: usize>(
         &self,
         x: *const f32,
-        columns: Range<usize>,
+        [rows, columns]: [Range<usize>; 2],
         to: *mut f32,
     ) {
-        let [row, column, step] = self.steps;
+        let Steps { x: [row, column, step], weights: [weight_row, tap], .. } = self.steps;
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [S::splat(0.0); P];
-            for r in 0..self.rows {
-                let weights = self.weights.add(r * self.weight_steps[0]);
+            for r in rows {
+                let weights = self.weights.add(r * weight_row);
                 let x = x.wrapping_add(r * row);
                 for k in columns.start..columns.end {
-                    let weight = S::load(weights.add(k * self.weight_steps[1]));
+                    let weight = S::load(weights.add(k * tap));
                     let x = x.wrapping_add(k * column);
                     unroll!(P, p, {
                         let x = load::<S, WHOLE>(x.wrapping_add(p * step), self.count);
@@ -327,7 +381,7 @@ impl<S: Simd> RowTaps<S> {
     #[inline(always)]
     unsafe fn row<const R: usize, const K: usize>(&self, of: &Depthwise<'_>, to: *mut f32) {
         let Depthwise { columns, whole_columns: whole, channels, .. } = of;
-        let [row, tap] = self.weight_steps;
+        let [row, tap] = self.steps.weights;
         // SAFETY: the caller's promise.
         unsafe {
             let mut weights = [[S::splat(0.0); K]; R];
@@ -338,17 +392,17 @@ impl<S: Simd> RowTaps<S> {
             });
             let x = |output| self.x.wrapping_offset(columns.row(output) * *channels as isize);
             for output in (0..whole.start).chain(whole.end..columns.outputs) {
-                let to = to.add(output * self.to_step);
+                let to = to.add(output * self.steps.to);
                 self.windows::<R, K, 1>(&weights, columns.inside(output), x(output), to);
             }
             let mut output = whole.start;
             while output + 2 <= whole.end {
-                let to = to.add(output * self.to_step);
+                let to = to.add(output * self.steps.to);
                 self.windows::<R, K, 2>(&weights, 0..K, x(output), to);
                 output += 2;
             }
             if output < whole.end {
-                let to = to.add(output * self.to_step);
+                let to = to.add(output * self.steps.to);
                 self.windows::<R, K, 1>(&weights, 0..K, x(output), to);
             }
         }
@@ -366,7 +420,7 @@ impl<S: Simd> RowTaps<S> {
         x: *const f32,
         to: *mut f32,
     ) {
-        let [row, column, step] = self.steps;
+        let [row, column, step] = self.steps.x;
         // SAFETY: the caller's promise.
         unsafe {
             let mut sums = [S::splat(0.0); P];
@@ -384,101 +438,30 @@ impl<S: Simd> RowTaps<S> {
         }
     }
 
-    /// Computes two rows of outputs, the second `to_row` elements after the first. Each element
-    /// that both read is loaded once, and the weights are loaded once for both.
-    ///
-    /// # Safety
-    /// As [`RowTaps::pixels`], for [`Depthwise::is_pair`].
-    #[inline(always)]
-    unsafe fn pair<const WHOLE: bool>(&self, of: &Depthwise<'_>, to: *mut f32, to_row: usize) {
-        let Depthwise { columns, whole_columns: whole, channels, .. } = of;
-        let [row, tap] = self.weight_steps;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut weights = [[S::splat(0.0); 3]; 3];
-            unroll!(SIDE, r, {
-                unroll!(SIDE, k, {
-                    weights[r][k] = S::load(self.weights.add(r * row + k * tap));
-                });
-            });
-            let x = |output| self.x.wrapping_offset(columns.row(output) * *channels as isize);
-            let mut output = 0;
-            while output < columns.outputs {
-                let x = x(output);
-                let to = to.add(output * self.to_step);
-                let to = [to, to.add(to_row)];
-                output += if output < whole.start {
-                    self.two::<WHOLE, 1, 1, 3>(&weights, x, to)
-                } else if output + PIXELS_OF_TWO <= whole.end {
-                    self.two::<WHOLE, PIXELS_OF_TWO, 0, 3>(&weights, x, to)
-                } else if output < whole.end {
-                    self.two::<WHOLE, 1, 0, 3>(&weights, x, to)
-                } else {
-                    self.two::<WHOLE, 1, 0, 2>(&weights, x, to)
-                };
-            }
-        }
-    }
-
-    /// Computes `P` neighbouring outputs of two rows as [`RowTaps::pixels`] does, in the same
-    /// order, from the columns `FROM..TO` of their windows. Returns `P`.
-    ///
-    /// # Safety
-    /// As [`RowTaps::pair`].
-    #[inline(always)]
-    unsafe fn two<const WHOLE: bool, const P: usize, const FROM: usize, const TO: usize>(
-        &self,
-        weights: &[[S; 3]; 3],
-        x: *const f32,
-        to: [*mut f32; 2],
-    ) -> usize {
-        let [row, column, step] = self.steps;
-        // SAFETY: the caller's promise.
-        unsafe {
-            let mut sums = [[S::splat(0.0); P]; 2];
-            unroll!(ROWS_OF_TWO, r, {
-                unroll!(SIDE, k, {
-                    if FROM <= k && k < TO {
-                        let x = x.wrapping_add(r * row + k * column);
-                        unroll!(P, p, {
-                            let x = load::<S, WHOLE>(x.wrapping_add(p * step), self.count);
-                            if r < 3 {
-                                sums[0][p] = x.mul_add(weights[r % 3][k], sums[0][p]);
-                            }
-                            if r > 0 {
-                                sums[1][p] = x.mul_add(weights[(r + 2) % 3][k], sums[1][p]);
-                            }
-                        });
-                    }
-                });
-            });
-            self.put::<WHOLE, P>(sums[0], to[0]);
-            self.put::<WHOLE, P>(sums[1], to[1]);
-            P
-        }
-    }
-
     /// Adds bias and old values if there are any, and stores.
     ///
     /// # Safety
     /// As [`RowTaps::pixels`].
     #[inline(always)]
-    unsafe fn put<const WHOLE: bool, const P: usize>(&self, sums: [S; P], to: *mut f32) {
+    unsafe fn put<const WHOLE: bool, const P: usize>(&self, mut sums: [S; P], to: *mut f32) {
+        let pixel = |p: usize| to.wrapping_add(p * self.steps.to);
         // SAFETY: the caller's promise.
         unsafe {
+            if let Some(bias) = self.bias {
+                unroll!(P, p, {
+                    sums[p] = sums[p].add(bias);
+                });
+            }
+            if self.accumulate {
+                unroll!(P, p, {
+                    sums[p] = sums[p].add(load::<S, WHOLE>(pixel(p), self.count));
+                });
+            }
             unroll!(P, p, {
-                let to = to.add(p * self.to_step);
-                let mut sum = sums[p];
-                if let Some(bias) = self.bias {
-                    sum = sum.add(bias);
-                }
-                if self.accumulate {
-                    sum = sum.add(load::<S, WHOLE>(to, self.count));
-                }
                 if WHOLE {
-                    sum.store(to);
+                    sums[p].store(pixel(p));
                 } else {
-                    sum.store_n(to, self.count);
+                    sums[p].store_n(pixel(p), self.count);
                 }
             });
         }

@@ -78,7 +78,7 @@ impl ChannelKernel for NormForward<'_> {
         unsafe {
             let block = AffineBlock::<S>::new::<WHOLE>(&self.affine, at);
             for pixel in (0..self.x.len()).step_by(self.affine.mean.len() * S::PIXELS) {
-                let z = block.apply(at.load::<S, WHOLE>(self.x, pixel));
+                let z = block.apply(at.load_far::<S, WHOLE>(self.x, pixel));
                 let z = z.select_le(block.floor, block.floor, z);
                 at.store::<S, WHOLE>(z, self.out, pixel);
             }
@@ -164,7 +164,7 @@ impl<const OUTPUTS: bool> ChannelKernel for Reduce<'_, OUTPUTS> {
             for (values, dout) in self.values.chunks(RUN * c).zip(self.dout.chunks(RUN * c)) {
                 let mut sums = RunningSums::new();
                 for pixel in (0..values.len()).step_by(c * S::PIXELS) {
-                    let value = at.load::<S, WHOLE>(values, pixel);
+                    let value = at.load_far::<S, WHOLE>(values, pixel);
                     let dout = at.load::<S, WHOLE>(dout, pixel);
                     let (z, centre) = if OUTPUTS {
                         (value, block.beta)
@@ -350,7 +350,7 @@ impl<const ADD: bool> ChannelKernel for NormBackward<'_, ADD> {
             let zero = S::splat(0.0);
             let c = self.gradient.offset.len();
             for pixel in (0..self.x.len()).step_by(c * S::PIXELS) {
-                let x = at.load::<S, WHOLE>(self.x, pixel);
+                let x = at.load_far::<S, WHOLE>(self.x, pixel);
                 let dout = at.load::<S, WHOLE>(self.dout, pixel);
                 let dz = block.affine.apply(x).select_le(block.affine.floor, zero, dout);
                 block.put::<WHOLE, ADD>(x, dz, self.dx, pixel);

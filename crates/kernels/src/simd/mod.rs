@@ -152,6 +152,19 @@ pub(crate) fn fetch_to_write(values: &[f32]) {
     let _ = values;
 }
 
+/// Prefetches the cache line at `at`, which may lie outside of memory. Has no visible effect.
+#[inline(always)]
+pub(crate) fn fetch(at: *const f32) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, which neither reads nor faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = at;
+}
+
 /// [`Simd::opaque`] of vectors in registers.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]

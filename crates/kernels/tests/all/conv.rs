@@ -66,6 +66,15 @@ fn shapes() -> Vec<ConvShape> {
     let mut shapes: Vec<ConvShape> =
         channels.iter().map(|&out_c| ConvShape { out_c, ..base }).collect();
     shapes.extend(channels.iter().map(|&c| ConvShape { in_c: c, out_c: c, groups: c, ..base }));
+    // Depthwise pairs of rows whose groups of columns begin, end, and begin and end at an edge; an
+    // odd last row; a row and columns that are in no pair or group.
+    for [in_h, in_w] in [[4, 4], [6, 8], [5, 12], [2, 6], [3, 5], [1, 4], [4, 1], [2, 2]] {
+        for c in [8, 21, 32] {
+            let base = ConvShape { in_c: c, out_c: c, groups: c, in_h, in_w, ..base };
+            shapes.push(base);
+            shapes.push(ConvShape { in_h: in_h + 2, in_w: in_w + 2, padding: [0, 0], ..base });
+        }
+    }
     // Blocks of several images with a partial last block; a padding larger than the kernel needs.
     shapes.push(ConvShape { batch: 70, in_h: 2, in_w: 2, in_c: 17, out_c: 40, ..base });
     shapes.push(ConvShape { batch: 5, padding: [3, 4], ..base });
