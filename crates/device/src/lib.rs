@@ -43,8 +43,8 @@
 //! `parts` lends a kernel's closure to other workers, `transfer` copies from memory of other
 //! libraries, `cuda` calls the driver) and, for a few calls each, in `memory::handle`,
 //! `handles::{host_buffer, stream, transfer}`, `MappedFile`, `isa` and `simd`. All locks, and all
-//! atomics that order memory, come from `ground::sync`, where `model` replaces them by a model
-//! checker's.
+//! atomics that order memory, come from `ground::sync`, where `model` replaces the locks, and the
+//! atomics of the CPU engine, by a model checker's.
 
 mod execution;
 mod ground;

@@ -55,7 +55,7 @@
 //! | `MERISTEM_STANDIN_SHARED` | most bytes of dynamic shared memory (sm_86: 101376) | 232448 |
 //! | `MERISTEM_STANDIN_NCCL` | version of NCCL, as 22703 | 2.27.3 |
 //! | `MERISTEM_STANDIN_NCCL_DIE` | number of the point in NCCL's work at which the process dies | |
-//! | `MERISTEM_STANDIN_NCCL_HANG` | number of the group of calls at which the process hangs | |
+//! | `MERISTEM_STANDIN_NCCL_HANG` | number of the group of calls whose thread hangs | |
 //! | `MERISTEM_STANDIN_NCCL_FAIL` | number of the group of calls that is refused | |
 //! | `MERISTEM_STANDIN_NCCL_STALL` | number of the group of calls that stays in progress | |
 //! | `MERISTEM_STANDIN_NCCL_VANISH` | number of the group at which the machine vanishes | |

@@ -12,8 +12,9 @@ use smallvec::SmallVec;
 use crate::ground::sync::{Arc, Mutex};
 use crate::ground::{AccessKind, DType, Element};
 
-/// A file of CUDA C++ kernels. It is compiled at the first call of one of its kernels;
-/// `meristem.cuh` is among its headers.
+/// A file of CUDA C++ kernels. It is compiled, or its code read from the user's cache, by
+/// [`Device::load_kernels`](crate::Device::load_kernels), or else when a program that calls one of
+/// its kernels is first launched or prepared. `meristem.cuh` is among its headers.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KernelSource {
     /// Name for compiler messages: the file's path in the repository.

@@ -26,9 +26,10 @@
 //! make a kernel with parts faster instead.
 //!
 //! # Assumptions
-//! A task never blocks its worker: kernels do not wait for the device, and a stream that must wait
-//! is parked. All tasks have the same priority, and are served in the order in which they became
-//! ready.
+//! A task does not block its worker: kernels do not wait for the device, and a stream that must
+//! wait is parked. The exception is a wait for an event of a CUDA device, which wakes no stream: it
+//! blocks the worker. All tasks have the same priority, and are served in the order in which they
+//! became ready.
 //!
 //! Invariants
 //! - A task is in the ready list at most once, and only while it has work (a stream's state is

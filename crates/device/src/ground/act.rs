@@ -10,13 +10,16 @@ pub struct Counts {
     pub copies_to_host: u64,
     /// Copies from the host to the device.
     pub copies_to_device: u64,
-    /// Times that a host thread waited for the device.
+    /// Waits of a host thread for the device; a synchronisation or read-back counts even if the
+    /// device is idle. Waits for space in a queue, and the waits of `MERISTEM_LAUNCH_BLOCKING=1`,
+    /// are not counted.
     pub synchronizations: u64,
     /// Requests to the memory pool, including those that reuse memory; on a CUDA device also graphs
     /// that are built, and buffers that are added to a ring of host buffers.
     pub allocations: u64,
     /// Launches of kernels, and copies and fills inside of the device ([`Stream::copy`],
-    /// [`Stream::fill`]). Host copies and the zeroing of new memory are not counted.
+    /// [`Stream::fill`]). Host copies and the zeroing of new memory are not counted. The launches
+    /// of one graph ([`Launches`](crate::Launches)) count as one.
     ///
     /// [`Stream::copy`]: crate::Stream::copy
     /// [`Stream::fill`]: crate::Stream::fill

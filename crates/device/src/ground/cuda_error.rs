@@ -118,7 +118,7 @@ pub enum CudaError {
     /// A call failed.
     #[error("{function} failed with {code}: {message}")]
     Call {
-        /// The function of the driver or the compiler.
+        /// The function of the driver, the compiler or NCCL.
         function: &'static str,
         /// Name of the code that it returned.
         code: String,

@@ -201,7 +201,7 @@ pub enum Error {
         owner: Owner,
         /// Requested bytes, rounded up to the pool's block size.
         requested: usize,
-        /// Bytes in use by tensors.
+        /// Requested bytes in use by tensors and by temporary memory of kernels.
         current: usize,
         /// The same bytes by owner, without owners of 0 bytes.
         owners: Vec<OwnerUse>,

@@ -40,7 +40,8 @@ pub enum RaceKind {
         /// The last submission before the first tensor's memory was freed.
         freed_after: u64,
     },
-    /// The host reads memory that the first access may still write.
+    /// The host takes the result of a read-back whose copy, the first access, may not have ended.
+    /// The second access is the host's: its stream is `host`, its number 0.
     HostRead,
 }
 

@@ -48,7 +48,8 @@ pub enum Purpose {
     Counterfactuals,
     /// Generated datasets; `env` is the dataset and `step` the sample.
     Synthetic,
-    /// Settings of members that are drawn from a space; `env` is the member and `step` the setting.
+    /// Settings that are drawn from a space: for members, `env` is the member and `step` the
+    /// setting; for tasks on which a policy is trained, `env` is above all numbers of members.
     Members,
     /// Copies and changes of members in population-based training; `env` is the member.
     Exploration,
@@ -152,10 +153,8 @@ impl Rng {
         (product >> 32) as u32
     }
 
-    /// Puts the elements in a random order, every order equally likely (Fisher-Yates from the
-    /// back).
-    ///
-    /// At most 2^32 elements are mixed with each other.
+    /// Puts the elements in a random order, every order equally likely if there are fewer than 2^32
+    /// elements (Fisher-Yates from the back).
     pub fn shuffle<T>(&mut self, elements: &mut [T]) {
         for i in (1..elements.len()).rev() {
             let bound = u32::try_from(i + 1).unwrap_or(u32::MAX);

@@ -2,7 +2,8 @@
 //! model checker instead (`model`); no other build is affected.
 //!
 //! [`AtomicSeq`] and [`AtomicUsize`] order memory, and are model-checked. [`AtomicU64`] is for
-//! counts and ids, which order nothing: always the standard library's.
+//! counts and ids, which order nothing: always the standard library's. [`AtomicBool`] is the
+//! standard library's, too; where it orders memory (the race sanitizer, NCCL), no model checks it.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub(crate) use std::sync::{Arc, OnceLock, Weak};

@@ -264,7 +264,8 @@ impl Device {
     /// Opens a hot scope on this thread. Until the guard is dropped, the thread's acts on this
     /// device are counted with their call sites, and `policy` applies to copies, waits and
     /// allocations (V2). Launches are counted and not refused, except a launch that must load its
-    /// kernels, which waits (see [`load_kernels`](Device::load_kernels)). Does not wait.
+    /// kernels, which waits (see [`load_kernels`](Device::load_kernels)), and
+    /// [`Launches`](crate::Launches) that must build a graph or copy addresses. Does not wait.
     ///
     /// Scopes nest: every open scope counts, and the strictest applies.
     ///

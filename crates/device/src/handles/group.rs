@@ -56,7 +56,8 @@ impl<'a> LaunchGroup<'a> {
     /// - [`Error::Mismatch`]: an argument does not belong to a stream of the group.
     /// - [`Error::Overlap`]: a written argument shares bytes with another argument, of any launch.
     ///   The error numbers the launches in the order in which they joined, from 0.
-    /// - [`Error::KernelPanicked`], [`Error::Race`], as for [`Launch::run`](crate::Launch::run).
+    /// - [`Error::KernelPanicked`], [`Error::DeviceFailed`], [`Error::Race`], as for
+    ///   [`Launch::run`](crate::Launch::run).
     pub fn run(self) -> Result<()> {
         self.check_streams()?;
         let all: Vec<(&Tensor, AccessKind)> =

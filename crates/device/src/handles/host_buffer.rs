@@ -110,11 +110,11 @@ impl Stream {
     }
 
     /// Overwrites a tensor with the first bytes of a buffer, in stream order: one command, counted
-    /// as one copy to the device. Does not wait.
+    /// as one copy to the device. Waits only for space if the stream's queue is full.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`Error::Mismatch`] for a buffer
-    /// that is smaller than the tensor.
+    /// that is smaller than the tensor; [`Error::HotScope`] if an open scope forbids the copy.
     #[track_caller]
     pub fn upload_from(
         &self,

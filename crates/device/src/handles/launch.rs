@@ -65,10 +65,11 @@ impl<'a> Launch<'a> {
     /// Enqueues the kernel: on a CPU device the closure, on a CUDA device the program from
     /// [`gpu`](Launch::gpu). A worker of the device, or the GPU, runs it after all earlier work of
     /// the stream, and after every earlier launch of other streams with a conflicting access. These
-    /// waits happen on the device. Does not wait for the device, with one exception: the first
-    /// launch of a kernel on a CUDA device loads it, which waits and counts as a synchronisation
-    /// (unless [`Device::load_kernels`](crate::Device::load_kernels) has done it). Waits for space
-    /// if the stream's queue is full.
+    /// waits happen on the device. Waits for space if the stream's queue is full. Does not wait for
+    /// the device, except on a CUDA device: the first launch of a kernel loads it, which waits and
+    /// counts as a synchronisation (unless
+    /// [`Device::load_kernels`](crate::Device::load_kernels) has done it), and the first launch of
+    /// a device with a trace waits for the earlier work of its stream.
     ///
     /// A kernel must not wait for the device, and should not block on other host threads. If it
     /// panics, its stream fails: later work is dropped, and later calls return

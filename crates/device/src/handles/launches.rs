@@ -43,13 +43,15 @@ pub struct Launches<'a> {
 }
 
 impl<'a> Launches<'a> {
-    /// Enqueues all launches. Does not wait for a device; waits for space if a stream's queue is
-    /// full. Building a graph counts as an allocation, not as a launch.
+    /// Enqueues all launches. Waits for space if a stream's queue is full, and for a device only to
+    /// [trim](crate::Device::trim) it if the driver has no memory for a graph. Building a graph
+    /// counts as an allocation, and the launches of one graph count as one launch.
     ///
     /// # Errors
     /// The errors of [`Launch::run`](crate::Launch::run); for launches that become one graph also
-    /// [`crate::Error::Overlap`] if one launch writes memory that another uses, and
-    /// [`crate::Error::HotScope`] if an open scope forbids to build the graph or to copy addresses.
+    /// [`crate::Error::Overlap`] if one launch writes memory that another uses,
+    /// [`crate::Error::HotScope`] if an open scope forbids to build the graph or to copy addresses,
+    /// and [`crate::Error::Cuda`] if the graph cannot be built.
     /// Launches before the failing one are enqueued; the launches of one graph are enqueued all or
     /// none. An overlap numbers the launches of the device in the order in which they were added,
     /// from 0.

@@ -49,7 +49,8 @@ use crate::order::{DeviceShared, StreamState};
 
 /// A device: its workers or its GPU, memory and counts. A handle: clones are the same device, and
 /// streams and tensors hold one. Dropping the last handle waits until all enqueued work is done,
-/// and ends the workers.
+/// and ends the workers. (A kernel that drops it does not wait for the workers of a CPU device;
+/// they end after that work.)
 #[derive(Clone)]
 pub struct Device(Arc<DeviceHandle>);
 

@@ -14,7 +14,9 @@ pub struct DeviceOptions {
     /// device not a number of host threads: the number of the driver's streams that carry out its
     /// streams; 0: one. No result depends on it.
     pub threads: usize,
-    /// Largest number of bytes that the device takes from the system, `None` for no limit.
+    /// Largest number of bytes that the device takes from the system for tensors and temporary
+    /// memory of kernels, `None` for no limit. Graphs, code and staging memory of a CUDA device do
+    /// not count.
     pub memory_limit: Option<usize>,
     /// Instruction set of the kernels; `None`: the value of `MERISTEM_ISA`, or else the best of
     /// this machine.

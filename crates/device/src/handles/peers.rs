@@ -1,4 +1,4 @@
-//! Groups of CUDA devices, one per process, that exchange tensors over NCCL.
+//! Groups of CUDA devices, usually one per process, that exchange tensors over NCCL.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,8 +9,8 @@ use crate::ground::sync::Arc;
 use crate::ground::{Error, ID_BYTES, PeerPlace, PeerProgress, Property, Result};
 use crate::hooks::Category;
 
-/// Membership of a device in a group of devices, over NCCL. Every process has one device of the
-/// group. Dropping the last handle without [`close`](Peers::close) ends the membership once its
+/// Membership of a device in a group of devices, over NCCL. Usually every process has one device of
+/// the group. Dropping the last handle without [`close`](Peers::close) ends the membership once its
 /// exchanges have run; data sent to other machines may then be lost.
 #[derive(Clone)]
 pub struct Peers(Arc<PeerMembership>);
@@ -46,7 +46,8 @@ impl Peers {
     }
 
     /// Connects to all other members, once. Waits until all have joined, or another thread
-    /// [aborts](Peers::abort) the membership.
+    /// [aborts](Peers::abort) the membership; after an error of NCCL, at most
+    /// [`PeerPlace::patience`] for such an abort, which gives the reason.
     ///
     /// # Errors
     /// [`Error::Cuda`], after an abort with
@@ -84,8 +85,8 @@ impl Peers {
         self.0.abort(cause);
     }
 
-    /// Leaves the group once all exchanges have ended. Waits until all sent data is on its way, for
-    /// as long as `proceed` returns true.
+    /// Leaves the group. Waits until all exchanges have ended and all sent data is on its way, for
+    /// as long as `proceed` returns true; then ends the exchanges that remain.
     pub fn close(&self, proceed: &mut dyn FnMut() -> bool) {
         self.0.close(proceed);
     }
@@ -100,14 +101,16 @@ impl Launch<'_> {
     /// Enqueues an exchange with other devices instead of a kernel. Argument `i` is sent to rank
     /// `ranks[i]` if it is read, and received from that rank if it is written; all messages are
     /// exchanged at once. Messages from one rank to another are matched in order, and must have the
-    /// same sizes on both ranks. Does not wait for the device, nor for other ranks.
+    /// same sizes on both ranks. Waits until NCCL has enqueued the exchange, but neither for the
+    /// device nor for other ranks.
     ///
     /// If NCCL refuses the exchange, the device completes no further work. It fails when
     /// [`abort`](Peers::abort) gives the reason, or when [`PeerPlace::patience`] has elapsed.
     ///
     /// # Errors
     /// The errors of [`run`](Launch::run); [`Error::Mismatch`] if the number of ranks is not the
-    /// number of arguments, or if `peers` belong to another device.
+    /// number of arguments, or if `peers` belong to another device; [`Error::NoKernel`] for a
+    /// stream of a CPU device.
     pub fn exchange(self, peers: &Peers, ranks: Vec<usize>) -> Result<()> {
         let stream = self.stream.state();
         let operation = self.operation;

@@ -4,9 +4,10 @@ use super::{Device, Stream};
 use crate::ground::{Owner, OwnerUse};
 use crate::memory::{Pool, Usage, WatermarkId};
 
-/// Memory of a device. `current` and `peak` count the bytes requested for tensors and for temporary
-/// memory of kernels ([`Scratch`](crate::Scratch)), and do not depend on timing. Rounding and
-/// cached free blocks are only in `reserved`.
+/// Memory of a device. `current` and `peak` count the bytes requested for tensors, which do not
+/// depend on timing, and for temporary memory of kernels ([`Scratch`](crate::Scratch)), which can
+/// count until the kernels that use it have ended. Rounding and cached free blocks are only in
+/// `reserved`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemoryReport {
     /// Requested bytes in use now.
@@ -30,8 +31,8 @@ impl MemoryReport {
     /// Runs `call`, and reports the memory of `device` before, after, and at the peak in between,
     /// however short that was. Calls may be nested, and may run concurrently on several threads:
     /// each report includes all allocations on the device during its call, from any thread. Bytes
-    /// count from the creation of a tensor until its last handle is dropped, not until kernels in
-    /// flight have ended, so the figures do not depend on the timing of the device. Does not wait.
+    /// of a tensor count from its creation until its last handle is dropped, not until kernels in
+    /// flight have ended, so they do not depend on the timing of the device. Does not wait.
     pub fn around<T>(device: &Device, call: impl FnOnce() -> T) -> (T, MemoryAround) {
         let pool = device.pool();
         let (before, id) =

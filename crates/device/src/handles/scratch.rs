@@ -43,7 +43,7 @@ impl Scratch {
     /// Temporary memory of `bytes` bytes, aligned to 64. If another stream of the device has
     /// reserved at least `bytes` bytes, this allocates at most one piece, and none if each worker
     /// already has a piece. Otherwise it replaces all pieces by larger ones. Does not wait for the
-    /// device, unless the memory limit is reached.
+    /// device, unless the memory limit is reached or the system has no memory left.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Mismatch`] for a stream of a CUDA device, which has no

@@ -46,7 +46,7 @@ impl Stream {
 
     /// Copies tensors inside of the device, in stream order: each piece is a pair (`from`, `to`).
     /// One command, counted as one launch, for all pieces. `operation` names it in errors and
-    /// reports. Does not wait.
+    /// reports. Waits only for space if the stream's queue is full.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], with the tensors of all pieces in order as arguments
@@ -91,11 +91,12 @@ impl Stream {
     ///
     /// - On a CPU device the buffer is the tensor's memory, and a worker calls `make` in stream
     ///   order; if `make` panics, the stream fails.
-    /// - For a CUDA device the buffer is staging memory, and this function calls `make`; if `make`
-    ///   panics, the panic reaches the caller, and nothing is enqueued. Waits for earlier copies
-    ///   while more than 256 MiB of staging memory are in use. An upload above 64 MiB goes through
-    ///   pageable memory, and the host waits for it. Each wait counts as a synchronisation. For
-    ///   uploads that repeat, [`host_buffers`](Stream::host_buffers) has neither limit.
+    /// - For a CUDA device the buffer is staging memory, and this function calls `make`, even if an
+    ///   open scope then forbids the copy; if `make` panics, the panic reaches the caller, and
+    ///   nothing is enqueued. Waits for earlier copies while more than 256 MiB of staging memory
+    ///   are in use. An upload above 64 MiB goes through pageable memory, and the host waits for
+    ///   it. Each wait counts as a synchronisation. For uploads that repeat,
+    ///   [`host_buffers`](Stream::host_buffers) has neither limit.
     ///
     /// # Errors
     /// The errors of [`Launch::run`], the tensor being argument 0; [`crate::Error::HotScope`] if an
@@ -110,7 +111,8 @@ impl Stream {
     }
 
     /// Fills the tensors, in stream order: one command, counted as one launch, for all of them.
-    /// `operation` names it in errors and reports. Does not wait.
+    /// `operation` names it in errors and reports. Waits only for space if the stream's queue is
+    /// full.
     ///
     /// # Errors
     /// The errors of [`Launch::run`].
@@ -128,7 +130,8 @@ impl Stream {
     /// Makes later work of this stream wait for the event, which may be of another device. The wait
     /// happens on the device, and the host continues. There is one exception: a wait of a CUDA
     /// device's stream for an event of a CPU device blocks the host, and counts as a
-    /// synchronisation if the event is not reached yet.
+    /// synchronisation if the event is not reached yet. A wait of a CPU device's stream for an
+    /// event of a CUDA device blocks a worker.
     ///
     /// # Errors
     /// - [`crate::Error::KernelPanicked`] if this stream failed, or the event's stream failed
@@ -172,7 +175,7 @@ impl Stream {
     /// Waits as [`Stream::synchronize`] does, after [`Stream::count_wait`].
     ///
     /// # Errors
-    /// [`crate::Error::KernelPanicked`].
+    /// [`crate::Error::KernelPanicked`], [`crate::Error::DeviceFailed`].
     pub(crate) fn wait_counted(
         &self,
         operation: &'static str,

@@ -16,7 +16,7 @@ impl Tensor {
     /// A contiguous tensor whose elements are unspecified. On a CPU device they are zeros, or what
     /// an earlier user of the memory left there; on a CUDA device they can be anything. With the
     /// race sanitizer on they are [`POISON`]. Does not wait for the device, unless the memory limit
-    /// is reached.
+    /// is reached or the device has no memory left.
     ///
     /// # Errors
     /// [`Error::BadShape`]; [`Error::OutOfMemory`] after everything reclaimable was reclaimed;
@@ -54,10 +54,12 @@ impl Tensor {
         Ok(tensor)
     }
 
-    /// A contiguous tensor of zeros. Waits as [`empty`](Tensor::empty) does.
+    /// A contiguous tensor of zeros. Waits as [`empty`](Tensor::empty) does, and for space if the
+    /// stream's queue is full.
     ///
     /// # Errors
-    /// The errors of [`empty`](Tensor::empty), and [`Error::KernelPanicked`].
+    /// The errors of [`empty`](Tensor::empty), [`Error::KernelPanicked`] and
+    /// [`Error::DeviceFailed`].
     #[track_caller]
     pub fn zeros(
         stream: &Stream,
@@ -95,8 +97,8 @@ impl Tensor {
     /// [`copy_from_slice`](Tensor::copy_from_slice) do.
     ///
     /// # Errors
-    /// [`Error::WrongLength`] if `elements` does not match `shape`, and the errors of
-    /// [`zeros`](Tensor::zeros).
+    /// [`Error::WrongLength`] if `elements` does not match `shape`, [`Error::HotScope`] if an open
+    /// scope forbids the copy, and the errors of [`zeros`](Tensor::zeros).
     #[track_caller]
     pub fn from_slice<T: Element>(
         stream: &Stream,
@@ -132,7 +134,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type, [`Error::WrongLength`],
-    /// [`Error::KernelPanicked`], [`Error::HotScope`].
+    /// [`Error::KernelPanicked`], [`Error::DeviceFailed`], [`Error::HotScope`].
     #[track_caller]
     pub fn copy_from_slice<T: Element>(&self, elements: &[T]) -> Result<()> {
         let operation = "Tensor::copy_from_slice";
@@ -145,12 +147,12 @@ impl Tensor {
     /// Overwrites the bytes with `source[start..]`, in stream order: one counted copy to the
     /// device. For shared host memory, such as a [`MappedFile`](crate::MappedFile) (D7). On a CPU
     /// device a worker reads `source`, which is kept alive until then, without staging; does not
-    /// wait. For a CUDA device the bytes are copied into staging memory before this returns; waits
-    /// as [`copy_from_slice`](Tensor::copy_from_slice) does.
+    /// wait for it. For a CUDA device the bytes are copied into staging memory before this returns;
+    /// waits as [`copy_from_slice`](Tensor::copy_from_slice) does.
     ///
     /// # Errors
     /// [`Error::OutOfBounds`] if the source is too short, [`Error::KernelPanicked`],
-    /// [`Error::HotScope`].
+    /// [`Error::DeviceFailed`], [`Error::HotScope`].
     #[track_caller]
     pub fn copy_from_shared<S>(&self, source: Arc<S>, start: usize) -> Result<()>
     where
@@ -164,7 +166,7 @@ impl Tensor {
     ///
     /// # Errors
     /// [`Error::Mismatch`] for another element type; [`Error::KernelPanicked`];
-    /// [`Error::InsideKernel`]; [`Error::HotScope`].
+    /// [`Error::DeviceFailed`]; [`Error::InsideKernel`]; [`Error::HotScope`].
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         Expect::any().dtype(T::DTYPE).check("Tensor::to_vec", "self", self)?;
@@ -174,10 +176,11 @@ impl Tensor {
 
     /// The same memory as a tensor of another stream, which waits (on the device) for the work that
     /// produced it (S1). The memory is not reused before the other stream's work with it is done
-    /// (S2). Does not wait on the host.
+    /// (S2). The host waits only for space if the queue of `stream` is full.
     ///
     /// # Errors
-    /// [`Error::Mismatch`] for a stream of another device, [`Error::KernelPanicked`].
+    /// [`Error::Mismatch`] for a stream of another device, [`Error::KernelPanicked`],
+    /// [`Error::DeviceFailed`].
     pub fn on(&self, stream: &Stream) -> Result<Tensor> {
         if !Arc::ptr_eq(&stream.state().shared, &self.stream().state().shared) {
             let (expected, got) = device_words(self.device().id(), stream.device().id());
@@ -323,7 +326,8 @@ impl Tensor {
     }
 
     /// Lends the memory to code that uses addresses. Waits until all enqueued work that uses the
-    /// memory is done; counted as one synchronisation for each stream with such work.
+    /// memory is done; counted as one synchronisation for each stream with such work, even if the
+    /// work is done already.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for a device whose memory the host cannot address;

@@ -150,7 +150,8 @@ pub(crate) fn fill(
 ///
 /// # Errors
 /// [`Error::Mismatch`] if they are not on one device; [`Error::KernelPanicked`];
-/// [`Error::HotScope`] if an open scope forbids the copy or the wait; [`Error::InsideKernel`].
+/// [`Error::DeviceFailed`]; [`Error::HotScope`] if an open scope forbids the copy or the wait;
+/// [`Error::InsideKernel`].
 #[track_caller]
 pub fn read_back(tensors: &[&Tensor]) -> Result<Vec<Vec<u8>>> {
     copy_out(tensors, Location::caller())

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use crate::ground::sync::Arc;
 use crate::ground::{AccessKind, DType, INLINE_ARGS, MemoryFormat, Owner, Result, Shape};
 
-/// Contents of the memory of [`Tensor::empty`](crate::Tensor::empty) with `MERISTEM_SANITIZE=1`,
+/// Contents of the memory of [`Tensor::empty`](crate::Tensor::empty) with the race sanitizer on,
 /// repeated: a NaN as `f32` and as `f64`, and easy to recognise as an integer.
 pub const POISON: u32 = 0x7FFD_EAD5;
 
@@ -84,8 +84,8 @@ pub(crate) trait DeviceObserver: Send + Sync {
     /// A host thread has seen the end of a command.
     fn host_saw(&self, _at: CommandPosition<'_>) {}
 
-    /// A host thread is about to use the result of the copy at `_end`, which reads the memory
-    /// `_from`.
+    /// A host thread is about to use the result of the copy at `_end`, a part of a read-back;
+    /// `_from` is the memory of the first tensor of the read-back.
     ///
     /// # Errors
     /// Any error is returned instead of the result.

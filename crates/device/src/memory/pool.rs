@@ -230,7 +230,7 @@ impl<H> Pool<H> {
         state.vacant.push(slot);
     }
 
-    /// Allocates a storage for a request of at least 1 byte. Waits (which counts as a
+    /// Allocates a storage for a request of at least 1 byte. Waits (each kind of wait counts as a
     /// synchronisation) only if the limit or the system's memory is reached: until free blocks of
     /// other sizes are idle or kernels return their temporary memory, and on a CUDA device while
     /// idle blocks return to the system.

@@ -16,8 +16,9 @@ pub(crate) struct PooledBlock<H> {
 }
 
 impl<H> PooledBlock<H> {
-    /// A block for a request of at least 1 byte, without pending accesses. Waits, and counts a
-    /// synchronisation, only if the limit is reached and all blocks are busy.
+    /// A block for a request of at least 1 byte, without pending accesses. Waits as
+    /// [`Pool::allocate`] does. If that gives a busy block, for lack of memory, also waits until
+    /// the block is idle, which counts as a synchronisation.
     pub(crate) fn new(pool: &Arc<Pool<H>>, request: &MemoryRequest<'_>) -> Result<Self> {
         let &MemoryRequest { stream, bytes, owner, operation, site, .. } = request;
         let mut storage = pool.allocate(request)?;

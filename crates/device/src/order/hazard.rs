@@ -68,7 +68,8 @@ impl Hazards {
     /// Adds the waits that work on `stream` needs before it may read or write the storage.
     ///
     /// # Errors
-    /// [`crate::Error::KernelPanicked`] if it would read the result of a kernel that panicked.
+    /// The last write is on another stream, and its result is lost:
+    /// [`crate::Error::KernelPanicked`], [`crate::Error::DeviceFailed`].
     pub(crate) fn waits(
         &self,
         stream: &Arc<StreamState>,

@@ -2,8 +2,9 @@
 //!
 //! Invariant: submissions of a device happen one after the other, under one lock. Their order is
 //! total, every wait points backwards in it, and the hazards of all storages of a launch are read
-//! and updated atomically. Lock order: submission, one queue, one storage. No thread sleeps while
-//! it holds one of them. The models in `model` check this.
+//! and updated atomically. Lock order: submission, one queue, one storage. No thread that holds one
+//! of them waits for a worker or for space in a queue; a task for a CUDA device may wait for that
+//! device while it is issued (`CudaStream::issue`). The models in `model` check this.
 
 use std::ops::Range;
 use std::panic::Location;

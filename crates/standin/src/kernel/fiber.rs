@@ -1,6 +1,6 @@
 //! Fibers: stacks that take turns on one host thread.
 //!
-//! The switch saves only the registers that a callee must keep: `swapcontext` would make two system
+//! The switch saves only the registers that a callee must keep: `swapcontext` would make system
 //! calls each time.
 
 use std::ffi::c_void;

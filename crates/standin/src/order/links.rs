@@ -17,7 +17,7 @@ const MESSAGES: usize = 1 << 14;
 
 /// Variable with the number of the point at which this process dies.
 const DIE: &str = "MERISTEM_STANDIN_NCCL_DIE";
-/// Environment variable: number of a group of calls. This process hangs at the end of that group.
+/// Variable with the number of the group of calls at whose end the calling thread stops for ever.
 const HANG: &str = "MERISTEM_STANDIN_NCCL_HANG";
 /// Variable with the number of the group of calls that is refused.
 const FAIL: &str = "MERISTEM_STANDIN_NCCL_FAIL";
@@ -62,7 +62,7 @@ pub(crate) fn mortal() {
     }
 }
 
-/// Called at the end of a group of calls: hangs if the process must hang there.
+/// Called at the end of a group of calls: stops the thread for ever if [`HANG`] names this group.
 pub(crate) fn hangs() {
     static FATE: FaultPoint = FaultPoint::from_variable(HANG);
     if FATE.is_met() {

@@ -20,9 +20,9 @@
 //!   a fleet, become one launch of a graph (`graph`, `fusion`). A driver call costs some
 //!   microseconds of the host, so a fleet of small networks would otherwise be limited by calls.
 //! - **Memory** comes from the driver's plain allocator, through the same pool as on a CPU device.
-//!   A block is reused when all accesses to it are done. Copies between host and device go through
-//!   page-locked staging buffers. An upload is staged before it is submitted, because it may call
-//!   user code.
+//!   A block is reused in stream order, also while kernels still use it, and returns to the driver
+//!   when all accesses to it are done. Copies between host and device go through page-locked
+//!   staging buffers. An upload is staged before it is submitted, because it may call user code.
 //! - **Failure is final.** After a failure every stream of the device fails, and so does every
 //!   stream of another device that waited for its results.
 //! - **Exchanges** with other processes are launches, too (`nccl`).

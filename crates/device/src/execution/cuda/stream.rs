@@ -318,8 +318,9 @@ impl CudaStream {
     }
 
     /// Issues a task after all earlier ones and after `events`; returns its sequence number, or
-    /// the number of the latest task if there is neither a task nor an event. Does not wait for
-    /// the device.
+    /// the number of the latest task if there is neither a task nor an event. Waits for the device
+    /// only for a copy through pageable memory, and for the first timed task of a device
+    /// (`set_anchor`). An exchange waits until NCCL has enqueued it.
     pub(super) fn issue(
         &self,
         events: &[Arc<CudaEvent>],
@@ -397,7 +398,8 @@ impl CudaStream {
         Ok(event)
     }
 
-    /// Sets the device's anchor, from which times are measured, if it is not set.
+    /// Sets the device's anchor, from which times are measured, if it is not set. Waits for the
+    /// earlier work of the stream then.
     fn set_anchor(&self) -> Called {
         let mut anchor = lock(&self.context.anchor);
         if anchor.is_none() {

@@ -13,8 +13,8 @@ use crate::ground::sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock};
 /// but no false race is reported.
 const PAST: usize = 1024;
 
-/// Key of the next stream. Keys are unique in the process and not in a device, because events order
-/// streams of different devices.
+/// Key of the next stream. Keys are unique in the process, not only in a device, because events
+/// order streams of different devices.
 static NEXT_KEY: AtomicU64 = AtomicU64::new(0);
 
 /// Identity of a stream for clocks and reports. It outlives the stream, and does not keep the

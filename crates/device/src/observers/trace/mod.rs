@@ -42,9 +42,9 @@ const EVENTS_MAX: u64 = 1_000_000;
 /// [`finish`](Trace::finish), or when the last handle is dropped.
 ///
 /// A lane per stream shows launches (with operation, call site, arguments, and time in the queue),
-/// copies, and waits for other streams, with an arrow from the awaited work. A lane per host thread
-/// shows waits for the device, and [spans](Trace::span). Counters show the bytes of each owner. All
-/// times are of one monotonic clock.
+/// copies, and, on a CPU device, waits for other streams, with an arrow from the awaited work. A
+/// lane per host thread shows waits for the device, and [spans](Trace::span). Counters show the
+/// bytes of each owner. All times are of one monotonic clock.
 #[derive(Clone)]
 pub struct Trace(Arc<TraceHandle>);
 

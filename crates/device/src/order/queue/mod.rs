@@ -149,7 +149,7 @@ pub(crate) enum StreamEngine {
 /// busy: about a microsecond.
 const BUSY_LOOKS: u32 = 64;
 
-/// State of a stream. The user's handles are in `stream`.
+/// State of a stream. The user's handle of it is [`Stream`](crate::Stream).
 pub(crate) struct StreamState {
     pub(crate) id: u64,
     pub(crate) shared: Arc<DeviceShared>,

@@ -70,7 +70,8 @@ impl StreamState {
     }
 
     /// Parks this stream if the wait is not over; returns whether it did. Then another worker may
-    /// already run the stream, and the caller must not touch it any more.
+    /// already run the stream, and the caller must not touch it any more. A wait for a CUDA device
+    /// blocks the calling worker instead.
     fn park_for(self: &Arc<Self>, edge: &Edge) -> bool {
         let producer = &edge.access.stream;
         if let StreamEngine::Cuda(cuda_queue) = &producer.engine {

@@ -405,9 +405,9 @@ impl PeerMembership {
         self.end_communicator();
     }
 
-    /// Leaves the group after its exchanges have ended. Waits until all sent data is on its way,
-    /// for as long as `proceed` returns true. Then aborts the communicator, because
-    /// `ncclCommDestroy` may wait for other ranks, of which one may be lost.
+    /// Leaves the group. Waits until all exchanges have ended and all sent data is on its way, for
+    /// as long as `proceed` returns true. Then aborts the communicator, because `ncclCommDestroy`
+    /// may wait for other ranks, of which one may be lost.
     pub(crate) fn close(&self, proceed: &mut dyn FnMut() -> bool) {
         let mut finalize = || {
             match &*lock(&self.raw) {
