@@ -15,7 +15,8 @@ pub enum Error {
     /// The device refused or failed.
     #[error(transparent)]
     Device(#[from] meristem_device::Error),
-    /// Two parameters or buffers of one graph have the same name.
+    /// Two parameters or buffers of one graph have the same name, or two groups, or two dropout
+    /// layers.
     #[error("the name `{name}` is used twice in one network; give each parameter its own")]
     DuplicateName {
         /// The name.
@@ -49,7 +50,8 @@ pub enum Error {
         /// Input and output channels.
         channels: [usize; 2],
     },
-    /// A linear layer was given an image, or no outputs.
+    /// A linear layer, an LSTM or the output of a graph was given an image, or a linear layer no
+    /// outputs.
     #[error(
         "`{layer}`: expected one vector per sample and at least one output, got {}; pool images \
          first",

@@ -15,7 +15,7 @@ pub(crate) const DROPOUT_NUMBERS: usize = 5;
 ///
 /// Its rate is no part of a plan but in device memory: networks with other rates share plans and
 /// launches. Only a rate of 0 is another plan, that of the network without the layer: it has the
-/// same steps, and so the same bits.
+/// same steps, besides the count of batches, and so the same bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DropoutSpec {
     /// Name, unique in the graph; the draws depend on it.

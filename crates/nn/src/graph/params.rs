@@ -40,15 +40,15 @@ pub enum ParamKind {
         /// Channel groups of the convolution.
         groups: usize,
     },
-    /// `[out, in]` in PyTorch's shape.
+    /// `[out, in]` in PyTorch's shape: of a linear layer or an LSTM.
     LinearWeight,
     /// A vector, a scalar, or the table of an embedding `[entries, size]`; stored as it is.
     Vector,
 }
 
 impl ParamKind {
-    /// Whether it is a matrix `[out, …]`, which Muon updates: the weight of a convolution or of a
-    /// linear layer, and not the table of an embedding.
+    /// Whether it is a matrix `[out, …]`, which Muon updates: the weight of a convolution, a linear
+    /// layer or an LSTM, and not the table of an embedding.
     pub fn is_matrix(self) -> bool {
         matches!(self, ParamKind::ConvWeight { .. } | ParamKind::LinearWeight)
     }

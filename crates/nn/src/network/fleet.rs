@@ -23,7 +23,8 @@ fn of_batch<'t>((inputs, targets): &'t LabelledBatch<'t>) -> BatchTensors<'t> {
 
 /// Networks that run the same pass at the same time, each on its stream. On a CUDA device a step of
 /// all of them is one graph, in which networks of one plan share the calls of its kernels; on the
-/// CPU each network's plan is launched on that network's stream. Nothing here waits for the device.
+/// CPU each network's plan is launched on that network's stream. Nothing here waits for the device,
+/// except the methods that prepare passes, which wait as [`Launches::prepare`] does.
 ///
 /// The networks are borrowed: a fleet is made where it is used, and costs one list of references.
 #[derive(Debug)]

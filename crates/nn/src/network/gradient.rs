@@ -31,7 +31,8 @@ pub(super) struct ArenaGradient {
 impl Network {
     /// Prepares a training step in two halves, and an observation, of `batch` samples: compiles the
     /// plan, allocates memory that keeps the gradient, and on a CUDA device builds the graphs.
-    /// `clips`: [`Network::clip`] comes before [`Network::apply`]. Does not wait for the device.
+    /// `clips`: [`Network::clip`] comes before [`Network::apply`]. Waits for the device only as
+    /// [`Launches::prepare`] does.
     ///
     /// # Errors
     /// As [`Network::prepare_training`] and [`Launches::prepare`].
@@ -53,8 +54,9 @@ impl Network {
     }
 
     /// The first half of [`Network::train_step`]: forward, loss, backward, metrics of the batch.
-    /// The gradient is of the batch's mean loss times `weight`; it stays on the device until the
-    /// next pass of any kind. One launch; waits for nothing.
+    /// The gradient is of the batch's mean loss times `weight`. It stays on the device until the
+    /// next pass of any kind, until a pass is prepared, or until [`Network::gradient_buffers`] or
+    /// [`Network::trained_parameters`] is called. One launch; waits for nothing.
     ///
     /// # Errors
     /// As [`Network::train_step`].
@@ -126,7 +128,8 @@ impl Network {
 
     /// The buffers into which [`Network::differentiate`] will write the gradients of a batch of the
     /// largest size: names and tensors as from [`Network::gradients`]. Compiles the training plan
-    /// and allocates its memory; launches nothing.
+    /// and allocates its memory; launches nothing. A gradient that waits for [`Network::apply`] is
+    /// dropped.
     ///
     /// # Errors
     /// [`Error::OneValuePerChannel`], memory.
@@ -138,7 +141,7 @@ impl Network {
     /// The parameters that training changes, with their names, in the order of
     /// [`Network::gradients`]: views of the network's memory, f32, flat and packed as in
     /// [`layout`](crate::layout). A launch's writes there take effect from the next step on.
-    /// Launches nothing.
+    /// Launches nothing. A gradient that waits for [`Network::apply`] is dropped.
     ///
     /// # Errors
     /// As [`Network::gradient_buffers`].

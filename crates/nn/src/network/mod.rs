@@ -145,7 +145,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// A network with fresh parameters and separate plans. Does not wait for the device.
+    /// A network with fresh parameters and separate plans. Waits for the device only as
+    /// [`Device::load_kernels`](meristem_device::Device::load_kernels) does: on a CUDA device, for
+    /// kernels that are not loaded yet.
     ///
     /// # Errors
     /// An option of zero, a number of the loss that is out of range, [`Error::Precision`], a graph
@@ -250,11 +252,12 @@ impl Network {
     /// Growth: replaces the graph. Parameters, momentum and buffers are carried over by name if
     /// shape and kind agree; new ones are initialised, and ones that the graph does not name are
     /// dropped. Unchanged groups keep their tensors. A topology seen before is not compiled again.
-    /// Metrics are reset. Alphas are kept if the number of slots is the same, else set to zero. If
-    /// only numbers of optimisers or factors of their steps differ, they are copied to the device,
-    /// and everything else but the metrics stays; if rates of dropout differ, gradients that wait
-    /// for an update are dropped as well. An equal graph changes nothing, not even the metrics.
-    /// Does not wait for the device.
+    /// Metrics are reset, and gradients that wait for an update are dropped. Alphas are kept if the
+    /// number of slots is the same, else set to zero. If only numbers of optimisers or factors of
+    /// their steps differ, they are copied to the device, and everything else but the metrics
+    /// stays, gradients too; if rates of dropout differ, gradients that wait for
+    /// [`Network::update`] are dropped. An equal graph changes nothing, not even the metrics. Waits
+    /// as [`Network::new`].
     ///
     /// # Errors
     /// As [`Network::new`]; the network is then as it was.

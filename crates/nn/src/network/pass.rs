@@ -27,7 +27,10 @@ pub(super) struct BatchLaunch {
 
 impl Network {
     /// Compiles the training plan of this batch size ahead, and makes the arena large enough for
-    /// it: a training step of that size then only launches. Does not wait for the device.
+    /// it: a training step of that size then only launches. On a CUDA device the first step also
+    /// builds a graph, unless
+    /// [`NetworkFleet::prepare_training`](super::NetworkFleet::prepare_training) has built it. Does
+    /// not wait for the device.
     ///
     /// # Errors
     /// [`Error::EmptyBatch`], [`Error::OneValuePerChannel`], memory.
@@ -37,9 +40,10 @@ impl Network {
 
     /// One step of training: forward with row 0 of the alphas, mean [`Loss`](crate::Loss),
     /// backward, clipping and the optimiser's step per group, metrics. `inputs` is f32 (N, C, H,
-    /// W), channels last; `targets` is u32 `[N]` or f32 `[N, outputs]`, as the loss says; both on
-    /// this network's stream. Any N up to `batch_max`: the first batch of a new size compiles a
-    /// plan, all others only launch. Waits for nothing.
+    /// W), channels last, or f32 `[N, C]` if the graph takes vectors; `targets` is u32 `[N]` or f32
+    /// `[N, outputs]`, as the loss says; both on this network's stream. Any N up to `batch_max`:
+    /// the first batch of a new size compiles a plan, and on a CUDA device builds a graph; all
+    /// others only launch. Waits for nothing.
     ///
     /// # Errors
     /// [`meristem_device::Error::Mismatch`] for a tensor of another form or stream;

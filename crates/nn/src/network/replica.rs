@@ -13,10 +13,10 @@ use crate::plan::{PlanStep, Space, SpaceSpan};
 
 impl Network {
     /// Another network with the same graph and options on another stream, also of another device,
-    /// to [`follow`](Network::follow) this one. Does not wait.
+    /// to [`follow`](Network::follow) this one. Waits as [`Network::new`].
     ///
     /// # Errors
-    /// Memory.
+    /// [`Error::Precision`] on a device that does not compute in this network's precision; memory.
     pub fn replica(&self, stream: &Stream) -> Result<Network> {
         let is_near = stream.device() == self.stream.device();
         let plans = if is_near { self.plans.clone() } else { Plans::default() };

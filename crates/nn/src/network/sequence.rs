@@ -87,7 +87,7 @@ pub struct SequenceNetwork {
 }
 
 impl SequenceNetwork {
-    /// A network with fresh parameters. Does not wait for the device.
+    /// A network with fresh parameters. Waits as [`Network::new`](super::Network::new).
     ///
     /// # Errors
     /// [`Error::Argument`] for a graph with alphas; memory.
@@ -130,7 +130,8 @@ impl SequenceNetwork {
     /// launch. Waits for nothing.
     ///
     /// # Errors
-    /// [`Error::Argument`], memory, a failed stream.
+    /// [`Error::Argument`]; [`meristem_device::Error::Mismatch`] for a tensor of another form or
+    /// stream; memory, a failed stream.
     pub fn forward(
         &mut self,
         run: &SequenceRun<'_>,
@@ -183,8 +184,8 @@ impl SequenceNetwork {
     /// see [`ops::ppo`](crate::ops::ppo).
     ///
     /// # Errors
-    /// [`Error::Argument`]; [`Error::PlanMemory`] for data or results that are missing, or of
-    /// another type or number of elements; memory, a failed stream.
+    /// As [`SequenceNetwork::forward`]; [`Error::PlanMemory`] for data or results that are missing,
+    /// or of another type or number of elements.
     pub fn differentiate(
         &mut self,
         run: &SequenceRun<'_>,
@@ -289,7 +290,8 @@ impl SequenceNetwork {
         self.weights().parameters()?.read_back()
     }
 
-    /// Sets parameters and buffers, all or nothing, strict. Does not wait.
+    /// Sets parameters and buffers, all or nothing, strict. Waits as
+    /// [`Network::load_state_dict`](super::Network::load_state_dict).
     ///
     /// # Errors
     /// [`StateError`](crate::StateError) lists every tensor that does not fit.
@@ -305,8 +307,8 @@ impl SequenceNetwork {
         self.weights().moments()?.read_back()
     }
 
-    /// Sets the state of the optimisers, also of earlier versions
-    /// ([`Network::load_momentum_dict`](super::Network::load_momentum_dict)). Does not wait.
+    /// Sets the state of the optimisers, also of earlier versions, and waits as
+    /// [`Network::load_momentum_dict`](super::Network::load_momentum_dict).
     ///
     /// # Errors
     /// As [`SequenceNetwork::load_state_dict`].

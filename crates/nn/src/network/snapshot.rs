@@ -73,7 +73,8 @@ impl Snapshot {
         self.weights().parameters()?.read_back()
     }
 
-    /// Replaces the snapshot's contents by those of `state`. All or nothing. Does not wait.
+    /// Replaces the snapshot's contents by those of `state`. All or nothing. Waits as
+    /// [`Network::load_state_dict`].
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.

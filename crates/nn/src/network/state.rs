@@ -46,7 +46,8 @@ impl Network {
     }
 
     /// Sets parameters and buffers; momentum stays as it is. All or nothing. Without `strict`,
-    /// names that only one side has are ignored. Does not wait for the device.
+    /// names that only one side has are ignored. Does not wait for a CPU device; each tensor is
+    /// copied, and waits for a CUDA device, as [`Tensor::copy_from_slice`] does.
     ///
     /// # Errors
     /// [`StateError`](crate::StateError) lists every tensor that is missing, surplus, of another
@@ -55,9 +56,9 @@ impl Network {
         self.weights().parameters()?.load(state, strict)
     }
 
-    /// Sets the optimiser's state to a result of [`Network::momentum_dict`]. Does not wait. A count
-    /// of steps `{group}.step`, as earlier versions wrote it, is that of all parameters of the
-    /// group.
+    /// Sets the optimiser's state to a result of [`Network::momentum_dict`]. Waits as
+    /// [`Network::load_state_dict`]. A count of steps `{group}.step`, as earlier versions wrote it,
+    /// is that of all parameters of the group.
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.

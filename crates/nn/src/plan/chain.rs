@@ -251,9 +251,10 @@ impl StepRun {
         parts.all(|part| part == first) && (!adds || run_sizes(&steps, values, batch).part == first)
     }
 
-    /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, only
-    /// these steps determine the sizes, so that the order of a sum does not depend on adjacent
-    /// steps. Otherwise a reduction determines the parts.
+    /// Samples of a block and of a part, if a chain is worth it. If steps add to gradients, these
+    /// steps determine the sizes, so that the order of a sum does not depend on adjacent steps; the
+    /// operands of other steps only make a block smaller, if the sums keep their bits. Otherwise a
+    /// reduction determines the parts.
     fn sizes(&self, values: &[PlanValue], batch: usize) -> Option<ChainSizes> {
         let steps: Vec<_> = self.steps.iter().zip(&self.forms).collect();
         let adds = steps.iter().any(|(step, of)| of.adds(step));
