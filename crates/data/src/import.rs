@@ -51,8 +51,8 @@ pub struct ImportReport {
 /// # Errors
 /// [`Error::Layout`] if the images are not 32×32 or all training images are grey, the classes are
 /// not ten, the name of a class is not one line of text, there is no test split, or the target
-/// exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Io`] if writing
-/// fails.
+/// exists; [`Error::Damaged`] without `skip_bad`; [`Error::Missing`]; [`Error::Changed`];
+/// [`Error::Io`] if reading or writing fails.
 pub fn import_cifar10(from: &Path, to: &Path, skip_bad: bool) -> Result<ImportReport> {
     let root = Some(from.to_path_buf());
     let spec = DatasetSpec { root, skip_bad, ..DatasetSpec::new(Source::Folder) };

@@ -217,8 +217,8 @@ impl Parts {
     ///
     /// # Errors
     /// [`Error::Argument`]: a class without samples, or classes of other targets; fewer than two
-    /// folds, more folds than samples, or than samples of every class; a share out of range, or one
-    /// that leaves an env without samples.
+    /// folds, more folds than samples, or than samples of every class; a listed fold that `classes`
+    /// leaves without samples; a share out of range, or a draw that leaves an env without samples.
     pub fn draw(config: &PartsConfig, targets: PartTargets<'_>, envs: usize) -> Result<Self> {
         let len = targets.len();
         if u32::try_from(len).is_err() {

@@ -46,7 +46,8 @@ impl PoolGeometry {
         Some((padded - kernel) / stride + 1)
     }
 
-    /// Whether no window lies in the padding alone, as PyTorch requires.
+    /// Whether the padding is at most half of the window, as PyTorch requires: then no window lies
+    /// in the padding alone.
     pub const fn pads_by_half(&self) -> bool {
         2 * self.padding[0] <= self.kernel[0] && 2 * self.padding[1] <= self.kernel[1]
     }

@@ -94,8 +94,9 @@ impl GatherBatches {
     /// each device that the `streams` are on, `streams` one stream for each env that is served.
     ///
     /// # Errors
-    /// [`Error::Argument`] names the argument that does not fit (D4); [`Error::Hole`]; device
-    /// errors, `NotCompiled` for a CUDA device in a build without it.
+    /// [`Error::Argument`] names the argument that does not fit (D4); [`Error::Hole`];
+    /// [`Error::Loader`] if a thread for streamed samples cannot be started; device errors,
+    /// `NotCompiled` for a CUDA device in a build without it.
     pub fn new(
         config: &GatherConfig,
         datasets: &[Arc<Dataset>],
@@ -185,7 +186,8 @@ impl GatherBatches {
 
     /// Sets the batch size, seed and augmentation of an env, which is one of those that are served.
     /// Ends the current epoch of all envs: call [`Self::start_epoch`] before [`Self::next`].
-    /// Allocates the env's buffers again if its batch size differs.
+    /// Allocates the env's buffers again if its largest batch differs, and its buffers for streamed
+    /// samples if batch size or seed differs.
     ///
     /// # Errors
     /// [`Error::Argument`] for options that do not fit; out of memory.
@@ -203,8 +205,9 @@ impl GatherBatches {
 
     /// Gives other samples to an env, which is one of those that are served; `indices` are the
     /// samples' indices in the dataset. Ends the current epoch of all envs: call
-    /// [`Self::start_epoch`] before [`Self::next`]. Allocates the env's buffers and the
-    /// permutations of its device again.
+    /// [`Self::start_epoch`] before [`Self::next`]. Allocates the permutations of the env's device
+    /// and the env's buffers for streamed samples again, and its buffers for batches if its largest
+    /// batch differs.
     ///
     /// # Errors
     /// [`Error::Argument`] for an index that the dataset does not have, and with
@@ -299,7 +302,7 @@ impl GatherBatches {
     /// streamed samples on a CUDA device.
     ///
     /// # Errors
-    /// Device errors.
+    /// Device errors, and [`Error::Loader`] for streamed samples on a CUDA device.
     pub fn start_epoch(&mut self, epoch: u64) -> Result<()> {
         self.start_epochs(|_| epoch)
     }
@@ -335,8 +338,8 @@ impl GatherBatches {
     }
 
     /// The next batch of each env that is selected, in env order; `None` at the end of the epoch.
-    /// Envs without samples in the batch are left out. They are always the last ones, unless envs
-    /// have different subsets; then they may be any envs, and the list may be empty.
+    /// Envs without samples in the batch are left out, so the list may be empty. They are the last
+    /// ones, unless envs have different subsets or batch sizes; then they may be any envs.
     ///
     /// Enqueues the gathers, and with streamed samples a copy of the batch after this one for each
     /// env, which counts in [`Device::counts`]. Does not wait for the device, with one exception:
@@ -346,8 +349,8 @@ impl GatherBatches {
     ///
     /// # Errors
     /// [`Error::EpochNotStarted`] if no epoch is in progress: before [`Self::start_epoch`], after
-    /// [`Self::set`], [`Self::set_samples`] or [`Self::select`], and after an error. Device errors,
-    /// which end the epoch: some envs may be a batch ahead of others then.
+    /// [`Self::set`], [`Self::set_samples`] or [`Self::select`], and after an error. Device errors
+    /// and [`Error::Loader`], which end the epoch: some envs may be a batch ahead of others then.
     #[expect(clippy::should_implement_trait, reason = "fallible: an Iterator would hide that")]
     pub fn next(&mut self) -> Result<Option<Vec<Batch>>> {
         if !self.is_started {

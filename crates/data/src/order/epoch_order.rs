@@ -62,9 +62,10 @@ impl EpochOrder {
     /// Checks `config`. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a zero batch, no envs, another number of parts than envs, different
-    /// batches or seeds with [`EpochMode::Dealt`], a zero `max_batches`, more than 2^32 − 1
-    /// samples; [`Error::Hole`] if the epoch's last batch would leave a hole.
+    /// [`Error::Argument`] for a zero batch, no envs, another number of parts, ranks or own options
+    /// than envs, ranks or different batches or seeds with [`EpochMode::Dealt`], a rank of 2^24 or
+    /// more, a zero `max_batches`, more than 2^32 − 1 samples; [`Error::Hole`] if the epoch's last
+    /// batch would leave a hole.
     pub fn new(config: &OrderConfig) -> Result<Self> {
         check(config)?;
         let mut groups: Vec<Group> = vec![];
@@ -137,7 +138,9 @@ impl EpochOrder {
     }
 
     /// Number of batches of an epoch in which `env` has samples, if [`Self::set`] gave it batches
-    /// of `batch` samples. `env` < [`Self::envs`], `batch` > 0.
+    /// of `batch` samples. With [`EpochMode::Dealt`], where [`Self::set`] is an error, `batch` is
+    /// ignored, and batches count in which any env of the device's group has samples.
+    /// `env` < [`Self::envs`], `batch` > 0.
     pub fn batches_with(&self, env: usize, batch: usize) -> usize {
         let mut group = self.groups[self.envs[env].0].clone();
         if self.epoch_mode == EpochMode::Full {

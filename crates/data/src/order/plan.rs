@@ -7,7 +7,7 @@ use super::config::{EpochMode, OrderConfig};
 use super::epoch_order::EpochOrder;
 use crate::error::{Error, Result};
 
-/// The longest listing of [`plan`], in indices; a longer one comes from a mistyped length.
+/// Most indices of all permutations of a [`plan`]; more come from a mistyped length.
 const PLAN_INDICES_MAX: usize = 100_000_000;
 
 /// A complete order: the output of `meristem data plan --json`.
@@ -45,8 +45,8 @@ pub struct EpochPlan {
 /// Lists the first `epochs` epochs of an order.
 ///
 /// # Errors
-/// The errors of [`EpochOrder::new`]; [`Error::Argument`] if more than 100 million indices would be
-/// listed.
+/// The errors of [`EpochOrder::new`]; [`Error::Argument`] if the permutations of all epochs have
+/// more than 100 million indices together, listed or not.
 pub fn plan(config: &OrderConfig, epochs: u64) -> Result<OrderPlan> {
     let order = EpochOrder::new(config)?;
     let count = order.permutations();

@@ -201,10 +201,10 @@ impl ArraysReader {
     }
 }
 
-/// Names of the classes: those in the file, or the numbers of all that occur in training.
+/// Names of the classes: those in the file, or the numbers from 0 to the largest training label.
 ///
 /// # Errors
-/// [`Error::Layout`] for a class without a name, or that only test samples have.
+/// [`Error::Layout`] for a class without a name, or a test label above all training labels.
 fn name_classes(
     file: &dyn ArrayFile,
     names: [&'static str; 2],

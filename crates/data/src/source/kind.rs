@@ -205,7 +205,8 @@ pub struct DatasetSpec {
     /// [`Source::Table`]. Ignored for sources without files.
     pub root: Option<PathBuf>,
     /// Whether to count damage and continue, instead of stopping at the first: undecodable image
-    /// files of [`Source::Folder`] and [`Source::Csv`], CIFAR records with an invalid label.
+    /// files of [`Source::Folder`] and [`Source::Csv`], missing ones of [`Source::Csv`], CIFAR
+    /// records with an invalid label.
     pub skip_bad: bool,
     /// Rows and columns to which images of [`Source::Folder`] and [`Source::Csv`] are scaled, after
     /// a cut to their central square. Without it all images must have the same size.

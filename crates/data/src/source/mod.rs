@@ -230,8 +230,9 @@ impl DatasetFiles {
     ///
     /// # Errors
     /// [`Error::RootNotGiven`] and [`Error::Missing`] name the expected files and their source;
-    /// [`Error::Damaged`], [`Error::Layout`] and [`Error::Io`] name the file;
-    /// [`Error::EmptySplit`]; [`Error::Changed`] for a file that is being written.
+    /// [`Error::Damaged`], [`Error::Absent`], [`Error::Listed`], [`Error::Layout`] and
+    /// [`Error::Io`] name the file; [`Error::EmptySplit`]; [`Error::Changed`] for a file that is
+    /// being written; [`Error::Argument`] for options that do not fit a table.
     pub fn open(spec: &DatasetSpec) -> Result<Arc<Self>> {
         let root = canonical_root(spec)?;
         let spec = DatasetSpec { root, ..spec.clone() };
@@ -299,7 +300,8 @@ impl DatasetFiles {
     /// been decoded before, and with `skip_bad` the test samples too.
     ///
     /// # Errors
-    /// Any error of reading the samples: [`Error::Damaged`], [`Error::Layout`], [`Error::Io`].
+    /// Any error of reading the samples: [`Error::Damaged`], [`Error::Absent`], [`Error::Listed`],
+    /// [`Error::Layout`], [`Error::EmptySplit`], [`Error::Changed`], [`Error::Io`].
     pub fn info(&self) -> Result<DatasetInfo> {
         let Layout { kind, shape, stored, targets, test, .. } = *self.layout();
         let Layout { classes, standardization, .. } = self.layout();

@@ -26,7 +26,8 @@ pub enum MissingValues {
     #[default]
     Refuse,
     /// The mean of the training rows stands for a missing number. In a column of categories missing
-    /// values are one more category, with the empty name.
+    /// values are one more category, with the empty name, if a training row has one; else a missing
+    /// value is an error.
     Fill,
 }
 

@@ -9,7 +9,8 @@ use crate::simd::Simd;
 /// window's maximum.
 pub const BLOCKED: u8 = 4;
 
-/// Number of pixels that are summed in f32 before the sum moves to f64.
+/// Number of pixels that are summed in f32 before the sum moves to f64. Sums through a pool move
+/// after the row of windows that completes this number.
 const RUN: usize = 256;
 
 /// `z = (x − mean)·scale + beta`, then `max(z, floor)`, which propagates NaN; all slices `[C]`.

@@ -222,8 +222,8 @@ impl PpoLoss {
         }
     }
 
-    /// The heads of a row with the columns of their logits; nothing for a row that does not count.
-    /// The last item says whether the head is used in a decision.
+    /// All heads of a row: number, columns of the logits, and whether the head is used in a
+    /// decision, which is false for every head if the row is no decision.
     fn heads<'a>(
         &'a self,
         batch: &'a PpoBatch<'a>,

@@ -19,9 +19,9 @@ impl TableFile {
     /// Opens the file at `path`.
     ///
     /// # Errors
-    /// [`Layout`](crate::Error::Layout) for a column of a type that is no number or text, for a
-    /// damaged file, and for a Parquet or Arrow file without the feature `parquet`; the errors of
-    /// reading.
+    /// [`Layout`](crate::Error::Layout) for a column whose values are neither numbers, text nor
+    /// booleans, for a damaged file, and for a Parquet or Arrow file without the feature `parquet`;
+    /// the errors of reading.
     pub(super) fn open(path: &Path) -> Result<Self> {
         match TableFormat::of_file(path)? {
             TableFormat::Csv => Ok(Self::Csv(CsvFile::open(path)?)),

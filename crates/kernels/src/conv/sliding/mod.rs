@@ -1,5 +1,5 @@
 //! Direct convolutions with windows of three columns that move by one pixel, and with at most one
-//! vector of output channels.
+//! vector of output channels (NEON: two).
 //!
 //! # Method
 //! A tile is a run of pixels of an output row, with a register of sums for each pixel; the lanes
@@ -31,7 +31,8 @@
 //! data in the cache.
 //!
 //! # Assumptions
-//! - The window is three columns wide, with a stride of 1; output channels fit into one vector.
+//! - The window is three columns wide, with a stride of 1; output channels fit into one vector, or
+//!   two of NEON.
 //! - Factors are finite. An infinite factor may give NaN where it is multiplied by a padding zero:
 //!   in the last channel of an odd number that is multiplied in pairs, and in the first and last
 //!   column in the gradient of the weights.

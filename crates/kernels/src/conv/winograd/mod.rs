@@ -62,10 +62,10 @@ use crate::tile::MatrixLayout;
 use crate::transpose::transpose;
 use crate::{GradOut, Isa, pad16};
 
-/// Most f32 elements of a block's points, if the block has more than the fewest tiles.
+/// Most f32 elements of a block's points, unless a limit of [`TILES`] tiles permits more.
 const BLOCK: usize = 128 * 1024;
 
-/// Least number of tiles of the largest block: enough rows for full register tiles.
+/// Most tiles of a block if fewer would fit into [`BLOCK`]: enough rows for full register tiles.
 const TILES: usize = 28;
 
 /// Fewest channels, read and written, with which the products outweigh the transforms.
@@ -295,8 +295,8 @@ impl Winograd {
         TileGrid { h: self.shape.in_h, w: self.shape.in_w, outputs: self.tile.outputs() }
     }
 
-    /// The largest block: all tiles that fit, and at least [`TILES`], as rows of an image or as
-    /// whole images.
+    /// The largest block: as many whole images, or rows of an image's tiles, as [`BLOCK`] or
+    /// [`TILES`] permits; at least one row of tiles.
     fn largest(&self) -> TileBlock {
         let ConvShape { batch, in_c, out_c, .. } = self.shape;
         let (grid, each) = (self.grid(), self.image_tiles());

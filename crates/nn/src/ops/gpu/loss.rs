@@ -1,8 +1,10 @@
 //! Calls for [`ops::loss`](crate::ops::loss).
 //!
 //! A batch that fits one block is one call. A larger one is two: each block leaves its sums in
-//! scratch, `[blocks][sums]` in f64, and one block adds them up. Each kind of loss has a file of
-//! kernels with these entries: plain cross-entropy, smoothed labels, losses of numbers.
+//! scratch, `[blocks][sums]` in f64, and one block adds them up. An evaluation that adds to more
+//! than [`ROWS`] rows of the scores has further calls for them. Each kind of loss has a file of
+//! kernels: plain cross-entropy, which also adds up the sums of smoothed labels; smoothed labels;
+//! losses of numbers.
 
 use bytemuck::{Pod, Zeroable};
 use meristem_device::{Call, Kernel, KernelSource, Operand};

@@ -4,7 +4,7 @@
 // memory, and `chunk` pixels, which its rows of threads share. Sums are f64 throughout; a block
 // leaves both sums of each channel in `partial` [chunks][2][C], and a second kernel adds them up.
 // The value that decides a ReLU and the maximum of a window is computed without `fmaf`, by one
-// function, so that all passes and the processor agree.
+// function, so that all passes agree. A processor with fused multiply-add may decide differently.
 #include "tiles.cuh"
 #include "value.cuh"
 
