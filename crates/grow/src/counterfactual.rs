@@ -251,7 +251,8 @@ impl Counterfactual {
     }
 
     /// Contribution of each measured module. `rows` has the metrics of each row of alphas, in the
-    /// order of [`Counterfactual::rows`]. Modules with missing rows are left out.
+    /// order of [`Counterfactual::rows`]. A module is left out if one of its two rows is missing or
+    /// has no score.
     pub fn contributions(&self, rows: &[EvalMetrics], score: Score) -> Vec<Contribution> {
         let of_module = |(i, &slot): (usize, &usize)| {
             let (main, off) = (rows.first()?, rows.get(self.row_with(self.full() & !(1 << i))?)?);

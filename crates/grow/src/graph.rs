@@ -180,8 +180,8 @@ pub struct NetworkSize {
 }
 
 impl NetworkSize {
-    /// Largest size that the host can reach without another germination: every module fossilized,
-    /// with the trained gate of [`Style::LinearGate`].
+    /// Upper bound of the host's size, unless another module germinates or a layer becomes wider:
+    /// every module counts as fossilized, with the trained gate of [`Style::LinearGate`].
     pub(crate) fn largest(spec: &HostSpec, image: &TaskShape, slots: &[Slot]) -> Result<Self> {
         let mut slots = slots.to_vec();
         for slot in &mut slots {

@@ -225,8 +225,8 @@ impl Topology {
     /// the file that `set` lacks.
     ///
     /// # Errors
-    /// [`crate::HostError`]; [`crate::BlueprintError`], also for a blueprint that differs from the
-    /// blueprint with the same name in `set`; [`TopologyError::Slot`].
+    /// [`crate::HostError`]; [`crate::RuleError`]; [`crate::BlueprintError`], also for a blueprint
+    /// that differs from the blueprint with the same name in `set`; [`TopologyError::Slot`].
     pub fn rebuild(&self, set: &BlueprintSet, rules: Rules) -> Result<Host> {
         let mut blueprints = set.clone();
         for blueprint in &self.blueprints {

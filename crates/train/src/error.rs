@@ -13,7 +13,7 @@ pub enum Error {
     /// A setting has an unusable value.
     #[error("`{key}`: got {got}, expected {expected}")]
     Value {
-        /// Name of the setting's flag.
+        /// Name of the setting's flag, or of another argument.
         key: String,
         /// Value found.
         got: String,
@@ -118,7 +118,7 @@ pub enum Error {
     OtherInput {
         /// Action that is refused, such as "resume".
         action: &'static str,
-        /// Path of the checkpoint, or of the folder of a complete run.
+        /// Path of the checkpoint, of a file of learners, or of the folder of a complete run.
         path: PathBuf,
         /// Description of the input.
         input: Box<str>,
@@ -178,7 +178,7 @@ pub enum Error {
         failure.describe()
     )]
     Diverged {
-        /// Number of the env.
+        /// Index of the env in the run.
         env: usize,
         /// Round, from 0.
         round: usize,

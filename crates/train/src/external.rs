@@ -29,11 +29,12 @@ pub struct Custom {
     pub loss: Option<Box<dyn OwnLoss>>,
 }
 
-/// Loss that a program computes, in host memory. A run calls it on one thread, in the order of the
-/// envs: for each batch of training, for each configuration of modules on a batch of the control
-/// split, and on the test split. A run with twins calls it for their batches as well. Before the
-/// first step the run calls it with outputs that are all 0: the mean over the training split is the
-/// loss of guessing.
+/// Loss that a program computes, in host memory. A run makes one call at a time, in the order of
+/// the envs: for each batch of training, for each configuration of modules on a batch of the
+/// control split, and on the test split. With `data_parallel` each rank calls it in training from
+/// a thread of its own, for its part of the batch, and the ranks come in any order. A run with
+/// twins calls it for their batches as well. Before the first step the run calls it with outputs
+/// that are all 0: the mean over the training split is the loss of guessing.
 ///
 /// The loss of a batch is the mean over its samples. The results of a run have the same bits for
 /// any number of workers, and after it was resumed, if the loss depends only on its arguments.
@@ -220,7 +221,8 @@ pub enum Continuation {
     /// Write a checkpoint, then call [`External::before_step`] again. Before the first step of a
     /// round nothing is written.
     Checkpoint,
-    /// End the run here, with weights, summary and checkpoint.
+    /// End the run here, with weights and summary, and with a checkpoint if the run has made a
+    /// step.
     Stop,
 }
 

@@ -16,7 +16,8 @@ pub struct InputFile {
     pub setting: String,
     /// Absolute path of the file.
     pub path: PathBuf,
-    /// CRC-32 of the contents.
+    /// CRC-32 of the bytes of the file; of a weights or policy file, of its tensors instead, and of
+    /// weights also of the metadata.
     pub checksum: String,
 }
 

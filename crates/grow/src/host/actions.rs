@@ -107,7 +107,8 @@ impl Host {
         self.module_in(index, "ADVANCE", needs).map(|_| ())
     }
 
-    /// Report of the gate to the next stage of a slot; `None` for a stage without a gate.
+    /// Report of the gate to the next stage of a slot; `None` for a stage without a gate, and for
+    /// an index beyond the enabled slots.
     pub fn gate(&self, index: usize, inputs: &GateInputs) -> Option<GateReport> {
         let slot = self.slots.get(index)?;
         Some(self.rules.gates.evaluate(Gate::from_stage(slot.stage)?, slot, inputs))

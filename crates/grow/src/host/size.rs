@@ -11,8 +11,9 @@ use crate::lifecycle::{
 use crate::optimisers::Optimisers;
 
 impl Host {
-    /// Largest size that the host can reach without another germination: every module is permanent
-    /// and has the trained gate of `Style::LinearGate`, because its style may change to it.
+    /// Upper bound of the host's size, unless another module germinates or a layer becomes wider:
+    /// every module counts as permanent, with the trained gate of `Style::LinearGate`. A live
+    /// module may get this style; a fossilized one keeps its own, but is counted in the same way.
     ///
     /// # Errors
     /// The errors of [`Host::graph`].

@@ -257,7 +257,7 @@ impl AlphaController {
         self.alpha
     }
 
-    /// Alpha at the start of the last move.
+    /// Alpha at the start of the last move; the target if alpha jumped to it.
     pub fn start(&self) -> f32 {
         self.start
     }

@@ -94,8 +94,9 @@ impl HostSpec {
         Self(Arc::new(ParsedHost { description, list }))
     }
 
-    /// The name in the description; for hosts of a family the name of the preset, or else the text,
-    /// such as `cnn:…` or `mlp:…`. [`fmt::Display`] writes the same.
+    /// The name in the description, or `host` if a description in JSON text has none. For hosts of
+    /// a family the name of the preset, or else the text, such as `cnn:…` or `mlp:…`.
+    /// [`fmt::Display`] writes the same.
     pub fn name(&self) -> String {
         if let Some(name) = &self.0.list.name {
             return name.clone();

@@ -1,7 +1,7 @@
 //! Limits of hosts.
 
 /// Largest height or width of an image or of a layer's output, largest number of image channels and
-/// of classes, and largest value of the key `out`.
+/// of classes, and largest value of the keys `out` and `groups`.
 pub(super) const SIZE_MAX: usize = 1 << 16;
 /// Largest number of channels of a layer's output, or of features of a vector, such as a flattened
 /// image.

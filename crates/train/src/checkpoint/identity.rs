@@ -144,9 +144,11 @@ fn other_data(began: &DatasetSummary, now: &DatasetSummary) -> Option<[String; 3
         })
 }
 
-/// Identity of a run and checksums of its input files, for comparing processes.
+/// Identity of a run and checksums of its inputs, for comparing processes.
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct RunInputs {
+    /// Identity without files and checksums of data, which are in `checksums`. Its `config` has all
+    /// settings that processes share, also those that no result depends on.
     pub(crate) identity: Identity,
     /// Name and checksum of each input.
     pub(crate) checksums: Vec<(String, String)>,

@@ -81,8 +81,8 @@ pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> 
 }
 
 /// Adds newer settings, with their values from before, to a file that an older run wrote. A file
-/// counts as written by a run if it has every setting of the first version, as only a resolved
-/// configuration does.
+/// counts as written by a run if it has every setting of the first version that always has a
+/// value, as only a resolved configuration does.
 ///
 /// # Errors
 /// A value from before that its type cannot parse.

@@ -227,7 +227,7 @@ impl TrainConfig {
         [self.controller.clone()].into_iter().chain(own).collect()
     }
 
-    /// Whether a controller decides about growth in some env.
+    /// Whether the run or one of its members has a controller.
     pub(crate) fn is_controlled(&self) -> bool {
         self.controllers().iter().any(|controller| *controller != ControllerKind::None)
     }

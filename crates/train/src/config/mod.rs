@@ -53,7 +53,8 @@ impl TrainConfig {
     /// `file`, `flags`.
     ///
     /// # Errors
-    /// A value outside its range, or settings that contradict each other.
+    /// A value outside its range, settings that contradict each other, an unreadable host, or an
+    /// unknown device.
     pub fn resolve(file: ConfigLayer, flags: ConfigLayer) -> Result<Self> {
         let preset = flags.preset.or(file.preset).unwrap_or_default();
         let controller = flags.controller.clone().or(file.controller.clone()).unwrap_or_default();

@@ -64,8 +64,8 @@ pub(crate) fn together(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Settings that members may have only with epoch full, because with epoch dealt envs share
-/// batches.
+/// Settings that members may have only with epoch full, because with epoch dealt the envs of a
+/// device divide the batches of one order.
 const OF_EPOCH_FULL: [&str; 4] = ["seed", "batch", "train_share", "bootstrap"];
 
 /// Checks that all members have equally many envs, and settings that fit the division of samples.
@@ -236,8 +236,8 @@ fn check_width_rules(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an initialisation that measures gradients has what it needs: batches of one process
-/// and their gradients.
+/// Checks that an initialisation that measures gradients has what it needs: the same batches on all
+/// ranks, and a built-in loss.
 fn check_width_init(config: &TrainConfig) -> Result<()> {
     let init = config.rules.width_init;
     let problem = match (config.data_parallel, config.loss == LossKind::External) {

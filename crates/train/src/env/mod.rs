@@ -143,7 +143,9 @@ impl Env {
     }
 
     /// Advances the host's clocks (alpha, ages, embargo), brings the network up to date, and
-    /// chooses the configurations to evaluate. [`Population::set_alphas`] sets their alphas.
+    /// chooses the configurations to evaluate. [`Population::set_alphas`] sets their alphas. Waits
+    /// for the device as [`TrainedHost::sync`], and if learning rates of new features depend on
+    /// norms.
     ///
     /// # Errors
     /// Out of memory, a failed stream.
@@ -252,8 +254,8 @@ impl Env {
     }
 
     /// Goes back to the snapshot. Live modules are removed, the optimiser's state and all
-    /// measurements are reset; only this step's training metrics stay. Does not wait for the
-    /// device.
+    /// measurements are reset; only this step's training metrics stay. Waits for the device only on
+    /// CUDA, and only if a removed module was part of the network ([`TrainedHost::sync`]).
     ///
     /// # Errors
     /// Out of memory, a failed stream.
@@ -279,15 +281,15 @@ impl Env {
         known.map_or(f64::NAN, |grown| grown.control_loss().unwrap_or(grown.train_loss()))
     }
 
-    /// Whether a snapshot is due after `step`.
+    /// Whether a snapshot is due after step `step` of the env ([`TrainedHost::own_step`]).
     pub(crate) fn is_snapshot_due(&self, config: &GovernorConfig, step: usize) -> bool {
         let calm = self.governor.monitor.is_calm();
         self.has_lasting_change() || (calm && config.snapshot_due(step as u32, false))
     }
 
-    /// Records that a snapshot was taken after `step`, and resets the count of failures. The count
-    /// stays if only a wider layer caused the snapshot; otherwise an env that fails in every step
-    /// could reset the count by WIDEN, which is legal right after a rollback.
+    /// Records that a snapshot was taken after step `step` of the env, and resets the count of
+    /// failures. The count stays if only a wider layer caused the snapshot; otherwise an env that
+    /// fails in every step could reset the count by WIDEN, which is legal right after a rollback.
     pub(crate) fn snapshot_taken(&mut self, step: usize) {
         self.governor.snapshot_step = Some(step);
         let widened = self.seen.last == Some((ActionOp::Widen, true));

@@ -147,8 +147,9 @@ impl Population {
         [grown, bare].into_iter().filter(|fleet| !fleet.is_empty()).collect()
     }
 
-    /// Number of configurations that each network evaluates on the control split, for each fleet of
-    /// [`Population::fleets`]. The configuration after them is for the test split.
+    /// Number of configurations that each network evaluates on the control split: a list for the
+    /// envs' networks, then one for the twins' networks, which is empty without twins. The
+    /// configuration after them is for the test split.
     pub(crate) fn configurations(&self) -> Vec<Vec<usize>> {
         let grown = self.envs.iter().map(Env::configurations).collect();
         vec![grown, vec![1; self.twins.len()]]
@@ -166,7 +167,8 @@ impl Population {
     }
 
     /// The controller's views of all envs. `step` is the current step of the round, from 0; after
-    /// the last step it is `steps`.
+    /// the last step it is the number of steps of the round. `steps` is the number of steps of an
+    /// episode; with `places` a round may have more steps.
     pub(crate) fn views(&self, step: usize, steps: usize) -> Vec<EnvView<'_>> {
         let envs = self.envs.iter().enumerate();
         envs.map(|(nth, env)| {

@@ -109,8 +109,9 @@ impl TrainedHost {
         })
     }
 
-    /// Compiles the network for the host's current topology, if that changed. Waits for the device
-    /// if a layer has become wider. Between two calls either slots or a width may change, not both.
+    /// Compiles the network for the host's current topology, if that changed. If it changed, waits
+    /// for the device on CUDA, where giving memory back waits, and on a processor only if a layer
+    /// has become wider. Between two calls either slots or a width may change, not both.
     ///
     /// # Errors
     /// Out of memory, a failed stream.

@@ -49,7 +49,7 @@ pub struct EvalConfig {
     pub logits: Option<PathBuf>,
     /// Device to evaluate on.
     pub device: DeviceId,
-    /// Precision of convolutions and linear layers.
+    /// Precision of convolutions and linear layers, and with bf16 of the values in memory.
     pub precision: Precision,
     /// Worker threads; 0 means one per core.
     pub threads: usize,

@@ -62,8 +62,8 @@ pub struct GrowthBench {
     /// Settings of all runs that override those of the suite, such as the optimiser or the number
     /// of threads.
     pub settings: ConfigLayer,
-    /// Folder for runs and results. It must not exist, unless it belongs to an earlier bench of the
-    /// suite, which then continues.
+    /// Folder for runs and results: missing, empty, or that of an earlier bench of the suite, which
+    /// then continues.
     pub folder: PathBuf,
 }
 

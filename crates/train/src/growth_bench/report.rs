@@ -119,7 +119,7 @@ pub struct SeedReport {
     /// Seconds of the steps, divided by the number of envs. With other work on the machine they
     /// mean little.
     pub seconds: f64,
-    /// Modules of each env that take part in its output, such as `r0c0 conv_heavy`.
+    /// Modules of each env in stage Blending, Holding or Fossilized, such as `r0c0 conv_heavy`.
     pub modules: Vec<Vec<String>>,
 }
 

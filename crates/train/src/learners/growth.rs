@@ -58,7 +58,7 @@ impl Learners {
 
     /// Executes an action for each env, in order, and opens the next step: alphas move, modules
     /// age, and networks with another topology get their plans. Returns the rewards. Waits for the
-    /// device if a layer becomes wider.
+    /// device if a layer becomes wider, and on CUDA if the topology of a network changes.
     ///
     /// # Errors
     /// [`Error::Session`]: an action that is not legal, too many or too few actions, or no actions

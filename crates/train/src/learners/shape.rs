@@ -99,7 +99,8 @@ impl LearnerShape {
 /// The settings of learners, from a layer of settings.
 ///
 /// # Errors
-/// A setting that is not among [`settings`]; as [`TrainConfig::resolve`].
+/// A setting that is not among [`settings`]; a `width_init` that measures gradients; as
+/// [`TrainConfig::resolve`].
 pub(super) fn resolve(given: ConfigLayer) -> Result<TrainConfig> {
     check_keys(&given, &settings(), "learners have no dataset, controller or run folder")?;
     let config = TrainConfig::resolve(ConfigLayer::default(), given)?;

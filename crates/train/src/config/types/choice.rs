@@ -94,7 +94,8 @@ pub enum Telemetry {
 
 choice!(Telemetry: "off" => Off, "basic" => Basic, "full" => Full);
 
-/// Schedule of the learning rate over an episode, as a factor of the configured rate.
+/// Schedule of the learning rate over an episode, as a factor of the configured rate. In a warm-up
+/// (setting `lr_warmup`) the factor first rises linearly to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum LrSchedule {
