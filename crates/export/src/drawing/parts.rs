@@ -24,8 +24,8 @@ pub enum PartKind<'a> {
     Slot(&'a SlotName),
 }
 
-/// Returns the parts in forward order. Norms and activations have no part; a linear layer after the
-/// mean shares its part.
+/// Returns the parts in forward order. Norms, activations and dropout have no part; a linear layer
+/// after the mean shares its part.
 pub fn host_parts(host: &HostSpec) -> Vec<HostPart<'_>> {
     let mut drawing = Drawing::default();
     drawing.add(host.layers(), 0, None);

@@ -79,8 +79,9 @@ pub struct TrainedPolicy {
 ///
 /// # Errors
 /// Errors in the request are found before the first round. [`Error::Resume`]: the folder belongs to
-/// another request. A round whose training diverges is counted, and the policy does not learn from
-/// it; any other failure of a round ends the training.
+/// another request, or another process writes to it. [`Error::RunFolderExists`]: the folder has
+/// other files. A round whose training diverges is counted, and the policy does not learn from it;
+/// any other failure of a round ends the training.
 pub fn train_policy(
     request: &PolicyTraining,
     folder: &Path,

@@ -221,7 +221,8 @@ impl Directory {
     /// link of this name is replaced, not followed.
     ///
     /// # Errors
-    /// The directory is not writable or was removed, or the disk is full. Nothing is left behind.
+    /// There is a folder of this name, the directory is not writable or was removed, or the disk is
+    /// full. No unfinished file is left behind.
     pub(crate) fn write_whole(&self, name: impl AsRef<OsStr>, bytes: &[u8]) -> io::Result<()> {
         let name = name.as_ref();
         let (part, file) = self.create_part(name)?;

@@ -1,8 +1,10 @@
 //! Writer of `events.jsonl`: a bounded queue and a thread.
 //!
-//! The training loop never waits for the disk. When the writer falls behind, events are dropped and
-//! counted, and the gap shows in their numbers. When a write fails, the file is cut after its last
-//! complete line, and the loop gets the error at the next step boundary.
+//! The inner loop never waits for the disk. When the writer falls behind, events of
+//! [`EventWriter::emit`] are dropped and counted, and the gap shows in their numbers;
+//! [`EventWriter::emit_waiting`] waits for room in the queue, and a checkpoint for the disk. When a
+//! write fails, the file is cut after its last complete line, and the run gets the error at the
+//! next step boundary.
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom, Write};
@@ -192,7 +194,7 @@ impl EventWriter {
     /// Waits until all events so far are on the disk. Returns the position in the file.
     ///
     /// # Errors
-    /// A write failed.
+    /// A write failed, or the events were not on the disk after two minutes.
     pub(crate) fn sync(&mut self) -> Result<EventsPosition> {
         let (sender, length) = sync_channel(1);
         let asked = self.queue.as_ref().map(|queue| queue.send(WriterOrder::Sync(sender)));

@@ -204,8 +204,9 @@ fn list(numbers: &[usize]) -> String {
 /// Receives the events of a run, and may request a stop. Methods are called on the run's own
 /// thread, so slow code here delays the run.
 ///
-/// Every process has an observer. Rank 0's receives the events of all envs, once a step; the others
-/// receive no events. If any observer requests a stop, all processes stop.
+/// Every process has an observer. Rank 0's receives the events of all envs, with several processes
+/// those of a step together at its end; the others receive no events. If any observer requests a
+/// stop, all processes stop.
 pub trait Observer {
     /// Reports a circumstance of the run, before its first event.
     fn notice(&mut self, _notice: &Notice<'_>) {}

@@ -1,5 +1,6 @@
-//! Checks for every result file that a user names. Existing files, unless empty, are never
-//! overwritten, and an unwritable file is found before the work, not after it.
+//! Checks for every result file that a user names. Existing files, unless empty, are not
+//! overwritten, except the export of a resumed run; an unwritable file is found before the work,
+//! not after it.
 
 use std::io;
 use std::path::Path;

@@ -66,7 +66,8 @@ impl RunFolder {
     /// folder is reused, and so is the folder of a run that was killed before it had settings.
     ///
     /// # Errors
-    /// Something else exists at `wanted`, or the folder cannot be created.
+    /// Something else exists at `wanted`, another process begins a run there, or the folder cannot
+    /// be created.
     pub(crate) fn create(wanted: Option<&Path>, name: &str) -> Result<Self> {
         let base = match wanted {
             Some(path) => path.parent().unwrap_or(Path::new("")),
@@ -101,7 +102,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// [`Error::Resume`]: it is not the folder of a run, one of its files is a link, or another
-    /// process writes to it.
+    /// process writes to it. [`Error::RunFolder`]: its lock file cannot be opened.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let problem = |problem: String| Error::Resume { path: path.to_owned(), problem };
         if !path.is_dir() {
@@ -189,7 +190,7 @@ impl RunFolder {
         String::from_utf8(bytes.unwrap_or_default()).map_err(|e| fail(io::Error::other(e)))
     }
 
-    /// Checks, in a folder without checkpoints, that the events report none.
+    /// Checks, in a folder without checkpoints, that the events report at most one.
     ///
     /// # Errors
     /// [`Error::Resume`]: checkpoints are missing, and starting anew would overwrite the run.
@@ -363,7 +364,8 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize, score: ScoreKind) 
 /// processes left behind. A link at `path` is replaced, not followed.
 ///
 /// # Errors
-/// The folder is not writable, or the disk is full. Nothing is left behind.
+/// The folder is not writable, `path` is a folder, or the disk is full. No unfinished file is left
+/// behind.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let written = Directory::parent_of(path).and_then(|(folder, name)| {
         folder.remove_abandoned_parts(name);

@@ -1,4 +1,4 @@
-//! Trace of a command: opened before anything else, closed with a report.
+//! Trace of a command: opened before the work, closed with a report.
 
 use std::path::{Path, PathBuf};
 

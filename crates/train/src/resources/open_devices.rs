@@ -106,7 +106,7 @@ impl OpenDevices {
         self.policies.iter().map(|device| self.devices[*device].clone()).collect()
     }
 
-    /// The distinct devices of envs and policy.
+    /// The distinct devices of envs, of ranks with a replica, and of policies.
     pub(crate) fn distinct(&self) -> &[Device] {
         &self.devices
     }

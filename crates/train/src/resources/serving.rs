@@ -48,8 +48,8 @@ impl PassBatches {
 
 /// A split for evaluation. Every env sees the whole split, or its own part of it, in order. The
 /// split is gathered once for each combination of device, part and batch size; all envs with the
-/// same combination read the same memory. In the training gather each env has separate samples and
-/// memory.
+/// same combination read the same memory. In the training gather each env has batches and memory of
+/// its own.
 pub(crate) struct Served {
     normalization: Option<meristem_data::Normalization>,
     /// The split on each device with envs.
@@ -215,7 +215,7 @@ impl Served {
         devices.into_values().max_by_key(|pass| pass.gathered).unwrap_or_default()
     }
 
-    /// Begins a pass of some envs over the split. Does not wait for the devices.
+    /// Begins a pass of some envs over the split. Waits as [`SplitPass::next`] does.
     ///
     /// # Errors
     /// Device errors.
@@ -240,7 +240,8 @@ pub(crate) struct SplitPass<'a> {
 
 impl SplitPass<'_> {
     /// The next batch: inputs and labels of each env that has samples left, on its stream, with the
-    /// env's number in the pass. `None` at the end. Does not wait for the devices.
+    /// env's number in the pass. `None` at the end. Waits for a device only for a host buffer of
+    /// streamed images.
     ///
     /// # Errors
     /// Device errors.

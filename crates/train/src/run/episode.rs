@@ -68,7 +68,8 @@ pub(crate) struct EndedEpisode {
 }
 
 impl<'j> Episode<'_, 'j> {
-    /// Runs the steps from `start` on. Waits for the devices once a step, and for each checkpoint.
+    /// Runs the steps from `start` on. Waits for the devices at least once a step, and for each
+    /// checkpoint.
     ///
     /// # Errors
     /// A diverged env, a full disk, a device failure.

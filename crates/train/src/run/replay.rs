@@ -26,7 +26,8 @@ use crate::setup::{OtherInputs, ResolvedNames};
 /// made no step, or settings with which envs depend on each other;
 /// [`Error::OtherInput`]: a changed input file;
 /// [`Error::NotARun`];
-/// [`Error::Unreadable`]: events that cannot be read.
+/// [`Error::ConfigFile`]: settings that cannot be read;
+/// [`Error::Unreadable`]: events or a summary that cannot be read.
 pub fn replay(folder: &Path, member: usize, options: ConfigLayer) -> Result<TrainConfig> {
     check_is_run(folder)?;
     let matters =

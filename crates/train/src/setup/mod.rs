@@ -127,10 +127,11 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    /// Checks the host and its initial weights against the dataset.
+    /// Checks the hosts against the dataset, and initial weights and scripts against the hosts.
     ///
     /// # Errors
-    /// A host or a normalisation that does not fit the images, or weights that do not fit the host.
+    /// A host or a normalisation that does not fit the images; weights, limits or a script that do
+    /// not fit the host.
     pub(crate) fn new(
         config: &TrainConfig,
         names: ResolvedNames,

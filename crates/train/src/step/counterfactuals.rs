@@ -10,8 +10,8 @@ use crate::record::events::{
     CounterfactualCost, Counterfactuals, ModuleOff, ModulePair, ModulesOn,
 };
 
-/// Contributions of the live modules of an env; `None` without live modules or control split. With
-/// `has_own_loss` the program computes the loss.
+/// Contributions of the live modules of an env with an alpha above 0; `None` without such modules,
+/// or without a control split. With `has_own_loss` the program computes the loss.
 ///
 /// # Errors
 /// Never if the network has metrics of every configuration.

@@ -109,7 +109,7 @@ fn roll_back(
 }
 
 /// Takes the snapshots that are due after a step. Waits for the device only if a layer became wider
-/// in this step.
+/// in this step, or, on a CUDA device, if the topology of a host with a due snapshot changed in it.
 ///
 /// # Errors
 /// Out of memory, a device failure.

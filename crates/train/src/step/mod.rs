@@ -1,8 +1,8 @@
 //! One step of this process's envs, in five parts:
 //!
 //! - `open` advances the hosts and updates their networks;
-//! - `training` gathers the batches of the epoch and trains all networks side by side, without
-//!   waiting;
+//! - `training` gathers the batches of the epoch and trains all networks side by side. It waits
+//!   only in the cases that `training::train` names;
 //! - `measure` evaluates the control split in every configuration, and reads the metrics of all
 //!   networks back at once;
 //! - `governor` rolls failed envs back;

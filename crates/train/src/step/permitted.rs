@@ -93,7 +93,8 @@ pub(crate) fn own_loss(calls: u64, is_on_device: bool) -> Counts {
     }
 }
 
-/// Limits of a control step on a device, for `workers` workers. All envs share the images.
+/// Limits of a control step on a device, for `workers` workers. Envs with the same samples and
+/// batch size share the images.
 pub(crate) fn control_step(device: &ScopedDevice, workers: u64, pass: PassBatches) -> Counts {
     Counts {
         // The metrics of all envs, in one copy.

@@ -31,7 +31,7 @@ pub(crate) const SEED: &str = "seed-";
 
 /// Inputs that all runs of a study share.
 struct Inputs {
-    /// Checksums of the training and test images.
+    /// Checksums of the images and labels of the training and of the test split.
     checksums: Vec<String>,
     instruction_set: String,
 }

@@ -47,10 +47,11 @@ pub struct StudyConfig {
     pub contenders: Vec<Contender>,
     /// Number of seeds, which count up from the seed in the settings.
     pub seeds: usize,
-    /// Settings of every run, except controller, rounds and seed.
+    /// Settings of every run, except controller and seed. `rounds`, `ranks` and `exchange` are for
+    /// the runs in which contenders learn; a compared run has one round and one rank.
     pub settings: TrainConfig,
-    /// Folder for the runs and `study.json`. It must not exist, unless it belongs to an earlier
-    /// study with the same settings, which then continues.
+    /// Folder for the runs and `study.json`. It must not exist, unless it is empty or belongs to an
+    /// earlier study with the same settings, which then continues.
     pub folder: PathBuf,
 }
 
@@ -274,7 +275,7 @@ struct Contest<'a> {
 }
 
 impl<'a> Contest<'a> {
-    /// Loads the data, and creates every contender once to check it.
+    /// Loads the data, and creates once every controller that does not learn, to check it.
     fn open(config: &'a StudyConfig, names: ResolvedNames) -> Result<Self> {
         let settings = &config.settings;
         let cells = Cells::open(settings, &names)?;

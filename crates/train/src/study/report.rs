@@ -35,7 +35,8 @@ pub struct Study {
     pub host: String,
     /// Number of envs of each run.
     pub envs: usize,
-    /// Steps of each run. A step is one epoch of host training.
+    /// Steps of each run, except of a fixed network with equal compute. A step is one epoch of host
+    /// training.
     pub steps: usize,
     /// Rounds in which learning contenders learn before their comparison.
     pub rounds: usize,

@@ -86,7 +86,8 @@ pub struct CounterfactualCost {
     pub evaluated: usize,
     /// Number of images.
     pub images: u64,
-    /// Floating-point operations per image of the one pass that evaluates all configurations.
+    /// Floating-point operations per image of the one pass that evaluates all configurations; with
+    /// a loss that the program computes, of one pass for each evaluated configuration.
     pub flops: u64,
     /// Floating-point operations per image of separate passes, one for each requested
     /// configuration.

@@ -71,7 +71,7 @@ pub struct RunStarted {
     /// Instruction set of the kernels.
     #[serde(with = "as_text")]
     pub instruction_set: Recorded<Isa>,
-    /// Devices of the envs; omitted for the single device `cpu`.
+    /// Devices of the envs, and of ranks that train one host; omitted for the single device `cpu`.
     #[serde(default = "one_cpu", skip_serializing_if = "is_one_cpu", with = "as_texts")]
     pub devices: Vec<Recorded<DeviceId>>,
     /// Precision of the hosts' products; omitted if it is f32.

@@ -38,7 +38,7 @@ pub struct Incident {
 pub struct PolicyHistory {
     /// Sum of the rewards of an env, as the mean over the envs.
     pub mean_return: Curve,
-    /// KL divergence of the last pass.
+    /// KL divergence from the acting policy, in the last minibatch.
     pub kl: Curve,
     /// Explained variance of the value function.
     pub explained_variance: Curve,

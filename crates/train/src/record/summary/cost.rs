@@ -96,14 +96,15 @@ pub struct HotPath {
 }
 
 /// Cost of the counterfactual evaluations of all envs and steps. All configurations of an env are
-/// evaluated in a single pass; its cost is compared with one full pass per configuration.
+/// evaluated in a single pass, or, with a loss that the program computes, in a pass for each
+/// distinct one. The cost is compared with one full pass per requested configuration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CounterfactualTotals {
     /// Number of requested configurations.
     pub configurations: u64,
     /// Number of distinct configurations, which were evaluated.
     pub evaluated: u64,
-    /// Floating-point operations of the single passes.
+    /// Floating-point operations of these passes.
     pub flops: u64,
     /// Floating-point operations of one full pass for each requested configuration.
     pub flops_separate: u64,
@@ -126,7 +127,7 @@ impl CounterfactualTotals {
         self.flops_separate += other.flops_separate;
     }
 
-    /// Ratio of the cost to the cost of separate passes; `None` if no env had a live module.
+    /// Ratio of the cost to the cost of separate passes; `None` if nothing was evaluated.
     pub fn share(&self) -> Option<f64> {
         (self.flops_separate > 0).then(|| self.flops as f64 / self.flops_separate as f64)
     }
@@ -139,7 +140,8 @@ pub struct OwnLossTotals {
     pub calls: u64,
     /// Samples of these calls.
     pub samples: u64,
-    /// Seconds in these calls, without the copies from and to a device.
+    /// Seconds in these calls, and in copying gradients in host memory to the device; without
+    /// copying outputs and targets from the device.
     pub seconds: f64,
 }
 

@@ -37,7 +37,7 @@ pub(super) enum RankExchange {
 }
 
 impl LazyExchange {
-    /// State of the exchange. Waits for the device, unless nothing was exchanged yet.
+    /// State of the exchange. Waits for the device if the exchange is open.
     pub(super) fn state(&self) -> Result<ExchangeState> {
         Ok(match self {
             Self::Saved(state) => state.clone(),

@@ -2,9 +2,9 @@
 
 use meristem_nn::Metrics;
 
-/// Merges the metrics of all ranks, the leader's first: losses and numbers of samples are sums, a
-/// batch's loss is the mean over its samples, and everything else is the leader's. `weight` is the
-/// number of samples of a batch on a rank.
+/// Merges the metrics of all ranks, the leader's first: losses, numbers of samples and sums of
+/// scores are sums, a batch's loss is the mean over its samples, and everything else is the
+/// leader's. `weight` is the number of samples of a batch on a rank.
 pub(super) fn merge(all: &[Metrics], weight: impl Fn(usize, usize) -> f64) -> Metrics {
     let Some((leader, followers)) = all.split_first() else { return Metrics::default() };
     let mut merged = leader.clone();

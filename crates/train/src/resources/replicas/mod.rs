@@ -2,18 +2,20 @@
 //! of every batch.
 //!
 //! Rank 0 is the leader. Its network is the env's own: it is measured, grown, rolled back and saved
-//! by the same code as an env without replicas. The followers copy graph, weights, statistics and
-//! optimiser from it at the start of a step, on the device.
+//! by the same code as an env without replicas. At the start of a step the followers copy graph,
+//! weights, statistics and, unless they train locally, the optimiser's state from it: within a
+//! device in its memory, from another device through host memory.
 //!
 //! **Devices**: ranks that are threads may be on several devices (`devices`). All have the order of
 //! samples of rank 0's device, so the bits are those of one device. Between devices everything
-//! passes through host memory, and the inner loop waits for it, as between processes.
+//! passes through host memory, and the inner loop waits for it.
 //!
 //! **Batches**: a batch of n samples is distributed over the ranks as over envs
 //! ([`order`](meristem_data::order)). Rank r has n_r samples, and g_r is the gradient of their
-//! mean loss. Before clipping and the optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the
-//! gradient of the whole batch, as far as the exchange sends it; unsent elements are kept, by rank
-//! and parameter, for the next batch (see [`trainer`]). So `batch` is the size of the whole batch,
+//! mean loss. Before the optimiser's step it becomes `1/R Σ_r (n_r R/n) g_r`, the gradient of the
+//! whole batch, as far as the exchange sends it; unsent elements are kept, by rank and parameter,
+//! for the next batch. If the exchange sends the whole gradient, the result is clipped; otherwise
+//! each rank clips before the exchange ([`trainer`]). So `batch` is the size of the whole batch,
 //! and the number of ranks only changes the order of additions, the samples that batch norm sees
 //! together, and the draws of dropout. A rank without samples, as may happen in a small last batch,
 //! contributes zeros.
@@ -38,8 +40,9 @@
 //! back with them; a difference ends the run.
 //!
 //! **Processes**: each process has the env itself and leads one rank. All measure, decide, grow and
-//! roll back from the same numbers; rank 0 writes the results. Messages to other processes are
-//! waited for, in the inner loop too; `hot_path` in the summary counts these waits.
+//! roll back from the same numbers; rank 0 writes the results. An exchange over MPI waits for the
+//! device, in the inner loop too, and `hot_path` in the summary counts these waits. Between GPUs
+//! over NCCL it does not wait for the device.
 //!
 //! Each rank's inner loop runs in a separate thread, because an exchange waits for the other
 //! ranks' calls. Between ranks of one process on one device an exchange does not wait for the
@@ -156,7 +159,8 @@ impl Replicas {
 
     /// Copies the leader's network to all replicas, and allocates memory for epochs of `batches`
     /// batches, of which the leader's part has one of the given sizes. Waits for the device if the
-    /// host's parameters have changed.
+    /// host's parameters have changed, after a resume of local training, and in every call if a
+    /// replica is on another device than the leader.
     ///
     /// # Errors
     /// Out of memory, a device failure.
@@ -183,7 +187,8 @@ impl Replicas {
 
     /// Runs the inner loops of an epoch. `observed` is called with the leader's network after every
     /// batch. Waits for a device only for a loss that the program computes, for a host buffer of
-    /// streamed images, and for exchanges between several devices or processes.
+    /// streamed images, and for exchanges between several devices or processes, except between GPUs
+    /// over NCCL.
     ///
     /// # Errors
     /// An error of a rank, which ends the other ranks as well.

@@ -15,13 +15,13 @@
 //! "PowerSGD", NeurIPS 2019), and need no correction there.
 //!
 //! **Running statistics** are always recomputed at the end of an epoch with fixed weights, by
-//! forward passes over the first epoch's batches (Ioffe and Szegedy, "Batch Normalization", 2015,
-//! algorithm 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). If the exchange sends the
-//! whole gradient, the setting `statistics_batches` may turn that off. The reason: the full
-//! gradient of a layer before batch norm has no component along the shifts and scales that batch
-//! norm removes, but a few elements of the gradient have one. So weights drift in directions that
-//! training does not notice, because it normalises by each batch; running averages over the last
-//! ten batches lag behind that drift and fit the weights badly. After an outer step of local
+//! forward passes over the first batches of epoch 0 (Ioffe and Szegedy, "Batch Normalization",
+//! 2015, algorithm 2; Wu and Johnson, "Rethinking 'Batch' in BatchNorm", 2021). If the exchange
+//! sends the whole gradient, the setting `statistics_batches` may turn that off. The reason: the
+//! full gradient of a layer before batch norm has no component along the shifts and scales that
+//! batch norm removes, but a few elements of the gradient have one. So weights drift in directions
+//! that training does not notice, because it normalises by each batch; running averages over the
+//! last ten batches lag behind that drift and fit the weights badly. After an outer step of local
 //! training, the running averages belong to weights that no rank has any more.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
