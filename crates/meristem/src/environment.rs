@@ -13,7 +13,7 @@ const PREFIX: &str = "MERISTEM_";
 
 const LOG: &str = "MERISTEM_LOG";
 
-/// All variables that the program reads.
+/// All variables with [`PREFIX`] that the program reads.
 const KNOWN: [&str; 5] =
     ["MERISTEM_CACHE", "MERISTEM_ISA", "MERISTEM_LAUNCH_BLOCKING", LOG, "MERISTEM_SANITIZE"];
 

@@ -65,7 +65,7 @@ pub(crate) fn resolved<'a>(
     source.named.iter().map(|(path, line)| (resolve(sources, path, 0), *line))
 }
 
-/// The module that the item at `path` is in, or is.
+/// The module at `path`, or the module that contains the item at `path`.
 fn resolve<'a>(sources: &'a [Source], path: &[String], depth: usize) -> &'a [String] {
     let mut at: &[String] = &[];
     for (i, segment) in path.iter().enumerate() {

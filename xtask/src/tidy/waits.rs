@@ -9,7 +9,8 @@ use syn::visit::{self, Visit};
 use super::Finding;
 use super::tree::{File, Tree, WAITS as TABLE};
 
-/// Crates that call the device. Waits inside `device` are not counted.
+/// Crates whose waits are counted: those of the program that call the device. Waits inside `device`
+/// and in `python` are not counted.
 const CRATES: [&str; 8] = ["comm", "data", "kernels", "nn", "grow", "control", "train", "meristem"];
 
 /// Functions that wait for a device. A tensor's `to_vec` waits, too; unlike a slice's, it has an

@@ -48,9 +48,9 @@ pub(crate) enum Mode {
     Quiet,
     /// Lines on stdout.
     Lines,
-    /// Lines on stderr, because stdout has the JSON.
+    /// Lines on stderr, because stdout has the results.
     LinesOnStderr,
-    /// Bars on stderr, if stdout and stderr are terminals.
+    /// Bars on stderr, which is a terminal.
     Bars,
 }
 

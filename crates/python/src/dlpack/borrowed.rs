@@ -79,7 +79,7 @@ impl Borrowed {
     /// # Errors
     /// The object has no `__dlpack__`, or its array is not in host memory, is read-only, has
     /// another element type than float32, float64 or bfloat16, is neither contiguous nor channels
-    /// last, or has more than four dimensions.
+    /// last, has more than four dimensions, or is not aligned to its elements.
     pub(crate) fn of(given: &Bound<'_, PyAny>) -> PyResult<Self> {
         check_device(given)?;
         let capsule = capsule_of(given, None)?;

@@ -77,7 +77,7 @@ impl Foreign {
     /// Copies arrays into f32 tensors of a stream. Waits for the copies.
     ///
     /// # Errors
-    /// A failed stream.
+    /// The errors of [`Stream::copy_foreign`], such as a failed stream.
     ///
     /// # Panics
     /// If an array and its tensor differ in the number of elements.

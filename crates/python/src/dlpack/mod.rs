@@ -1,8 +1,8 @@
 //! The DLPack protocol: arrays of other libraries use the engine's memory without a copy, and the
-//! engine borrows their memory. On a CUDA device the host waits for the engine's work before memory
-//! is lent, so that any stream of a consumer may read it. Before the engine copies memory of
-//! another library, it gives `__dlpack__` its stream; that library makes the stream wait for its
-//! own work.
+//! engine borrows their memory. The host waits for the engine's work on memory before the memory is
+//! lent, so that on a CUDA device any stream of a consumer may read it. Before the engine copies
+//! memory of another library on a CUDA device, it gives `__dlpack__` its stream; that library makes
+//! the stream wait for its own work.
 //!
 //! A capsule keeps the memory alive until its consumer calls the deleter, so an array may outlive
 //! its source. <https://dmlc.github.io/dlpack/latest/>
@@ -117,7 +117,8 @@ impl Array {
     /// tensor.
     ///
     /// # Errors
-    /// The tensor is not on the CPU, or its stream has failed.
+    /// The errors of [`Tensor::lend`]: among others, the tensor is not on the CPU, or its stream
+    /// has failed.
     pub(crate) fn lent(tensor: &Tensor) -> meristem_device::Result<Self> {
         let lent: LentTensor = tensor.lend()?;
         let (address, bytes) = (lent.address(), lent.bytes());
@@ -127,7 +128,7 @@ impl Array {
     /// As [`Self::lent`], on any device.
     ///
     /// # Errors
-    /// The stream of the tensor has failed.
+    /// The errors of [`Tensor::lend_on_device`], such as a failed device.
     pub(crate) fn lent_on_device(tensor: &Tensor) -> meristem_device::Result<Self> {
         if let DeviceId::Cpu(_) = tensor.device().id() {
             return Self::lent(tensor);

@@ -124,7 +124,7 @@ fn hash(at: usize, rank: usize) -> u32 {
     (mixed.wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40) as u32
 }
 
-/// Returns a value below 2^13 in magnitude. Ties are rare, as in gradients.
+/// Returns an integer below 2^13 in magnitude, a hash of the place and the rank.
 fn small(at: usize, rank: usize) -> f32 {
     (hash(at, rank) % 16_383) as f32 - 8191.0
 }

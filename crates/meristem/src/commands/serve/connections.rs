@@ -38,7 +38,7 @@ pub(super) async fn serve(listener: TcpListener, router: Router, places: Places)
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // If all places are taken, the connection is closed.
+        // If no place is free or can be freed, the connection is closed.
         let Some(permit) = places.enter(address.ip()) else { continue };
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(WRITE_TIME));

@@ -1,8 +1,10 @@
 //! Limits on the number of connections and live streams, in total and per address.
 //!
-//! A new connection gets a place: if none is free, the connection that has been idle longest is
-//! closed. So a slow client does not keep others out. Live streams have separate places, so they
-//! cannot use up the places of pages.
+//! A new connection gets a place. If its address has no place left, a connection of this address is
+//! closed; if no address has one left, one of the address with the most, or else of any. It is the
+//! connection that has been idle longest, or else one whose response takes longer than
+//! [`TAKING_TIME`]. So a slow client does not keep others out. Live streams have separate places,
+//! so they cannot use up the places of pages.
 //!
 //! Behind a proxy all connections have the proxy's address. Then no limit applies per address, and
 //! each connection has a separate [`JobLock`]. `X-Forwarded-For` is not trusted: any client can
@@ -106,8 +108,8 @@ impl Places {
     }
 
     /// Takes a place for a new connection. `None` if no place is free, and none can be freed
-    /// because all connections are answering. If the address is at its limit, only a place of one
-    /// of its own connections can be freed.
+    /// because all connections are answering, none for [`TAKING_TIME`] yet. If the address is at
+    /// its limit, only a place of one of its own connections can be freed.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPermit>> {
         let address = owner(address);
         let mut taken = self.lock();
