@@ -22,7 +22,8 @@ pub enum Method {
     /// All elements, as eight bits each with a scale for every 256 elements, and with error
     /// feedback. f32 only. A rank sends about a quarter of the bytes of the dense sum.
     Int8,
-    /// Dense, gathered top-k or Ok-Topk, according to a table of measurements.
+    /// Dense, gathered top-k or Ok-Topk: the fastest by a table of measurements; without
+    /// measurements, the one that sends the fewest bytes.
     Auto,
 }
 
@@ -50,7 +51,8 @@ pub struct TimingTable(
     pub Vec<Timing>,
 );
 
-/// Number of exchanges for which Ok-Topk keeps its thresholds under [`Method::Auto`].
+/// Number of exchanges after which Ok-Topk recomputes thresholds and regions under
+/// [`Method::Auto`].
 pub(crate) const REFRESH: u64 = 32;
 
 impl TimingTable {
@@ -58,7 +60,9 @@ impl TimingTable {
     /// ranks. Waits for the device many times.
     ///
     /// # Errors
-    /// The errors of [`Communicator::all_reduce`].
+    /// The errors of [`Communicator::all_reduce`];
+    /// [`Error::BadArgument`](crate::Error::BadArgument) for a density that is not above 0 and at
+    /// most 1, or more than 2^32 - 1 elements.
     pub fn measure(
         comm: &mut Communicator,
         stream: &Stream,

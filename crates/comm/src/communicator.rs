@@ -50,10 +50,11 @@ pub struct Traffic {
 
 /// One rank's membership in a group of ranks. All calls are collective: every rank makes the same
 /// calls in the same order. A call enqueues work onto the stream of its tensors. It may wait for
-/// the other ranks' calls. Over threads on one device and over [`nccl`](Communicator::nccl) it does
-/// not wait for the device. Between devices of a process, over [`mpi`](Communicator::mpi) and over
-/// TCP ([`rendezvous`](Communicator::rendezvous)) it waits for the work on the tensors that it
-/// sends; if MPI gets addresses of GPU memory, also for the work on those that it receives.
+/// the other ranks' calls. Over threads on one device, and for tensors of a CUDA device over
+/// [`nccl`](Communicator::nccl), it does not wait for the device. Between devices of a process,
+/// over [`mpi`](Communicator::mpi) and over TCP ([`rendezvous`](Communicator::rendezvous)) it waits
+/// for the work on the tensors that it sends; if MPI gets addresses of GPU memory, also for the
+/// work on those that it receives.
 ///
 /// Dropping a communicator notifies the other ranks: their current or next call fails at once with
 /// an error that names this rank. An error of this rank alone in a collective does the same, for
@@ -114,7 +115,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::BadArgument`] for missing or inconsistent variables, or an unreachable rank 0;
-    /// [`Error::RankLate`] for a rank that does not join; [`Error::Unavailable`].
+    /// [`Error::RankLate`] for a rank that does not join; [`Error::RankGone`] for a rank that is
+    /// lost before all have joined; [`Error::Unavailable`].
     pub fn rendezvous(options: &CommOptions) -> Result<Communicator> {
         let deadline = options.deadline();
         match tcp::ProcessPlace::from_environment()? {
@@ -135,7 +137,9 @@ impl Communicator {
     ///
     /// Dropping the communicator waits until the devices of all ranks have ended their exchanges
     /// with this rank, at most for the deadline plus ten seconds, or for six seconds if a rank was
-    /// lost or this rank panics. It does not wait for calls of other ranks.
+    /// lost or this rank panics. This wait needs no calls of other ranks. Then `control` is
+    /// dropped, which may wait until the other ranks drop theirs:
+    /// [`mpi`](Communicator::mpi) and [`rendezvous`](Communicator::rendezvous) say when.
     ///
     /// # Errors
     /// [`Error::Device`] without NCCL, with a version that is too old, or without the feature
@@ -207,7 +211,8 @@ impl Communicator {
     ///
     /// # Errors
     /// [`Error::BadArgument`] for another element type, or an output that does not fit the input;
-    /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`]; [`Error::Device`].
+    /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`], [`Error::RankFailed`];
+    /// [`Error::Device`].
     pub fn all_reduce_with(&mut self, sum: &Sum<'_>) -> Result<()> {
         let result = self.try_all_reduce(sum);
         self.broadcast_error(result)
@@ -309,7 +314,7 @@ impl Communicator {
     /// Waits until every rank has called `barrier` (X8). Does not wait for the device.
     ///
     /// # Errors
-    /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`].
+    /// [`Error::Disagreement`], [`Error::RankGone`], [`Error::RankLate`], [`Error::RankFailed`].
     pub fn barrier(&mut self) -> Result<()> {
         self.transport.barrier(&CollectiveCall::new("barrier"))
     }
@@ -318,7 +323,8 @@ impl Communicator {
     /// by current rank. This group is unchanged.
     ///
     /// # Errors
-    /// The errors of [`barrier`](Communicator::barrier).
+    /// The errors of [`barrier`](Communicator::barrier); over MPI [`Error::Unavailable`] after too
+    /// many splits.
     pub fn split(&mut self, color: u64, key: u64) -> Result<Communicator> {
         let group =
             Communicator::new(self.transport.split(&CollectiveCall::new("split"), color, key)?);

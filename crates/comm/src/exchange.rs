@@ -164,8 +164,8 @@ impl Exchange {
         warming.copied().unwrap_or(self.options.density)
     }
 
-    /// Allocates the memory of the next exchange, so that over threads [`run`](Exchange::run) only
-    /// launches. Not collective; does not wait for the device.
+    /// Allocates the memory of the next exchange, so that over threads on one device
+    /// [`run`](Exchange::run) only launches. Not collective; does not wait for the device.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -183,8 +183,8 @@ impl Exchange {
     }
 
     /// Exchanges the gradients in place, in the order of [`new`](Exchange::new). A bucket is summed
-    /// as one sequence; tensors that are adjacent in memory form one piece of it. Over threads
-    /// this does not wait for the device.
+    /// as one sequence; tensors that are adjacent in memory form one piece of it. Waits for the
+    /// device as [`Communicator`] describes; over threads on one device, not at all.
     ///
     /// # Errors
     /// The errors of [`Communicator::all_reduce`]; [`Error::BadArgument`] for tensors unlike those
@@ -319,8 +319,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Groups consecutive tensors with one type and one treatment into buckets of at most `bucket`
-    /// elements; a larger tensor is alone in a bucket.
+    /// Groups the tensors with one type and one treatment, in their order, into buckets of at most
+    /// `bucket` elements; a larger tensor is alone in a bucket.
     fn fill_buckets(&self) -> Result<Vec<Bucket>> {
         let options = &self.options;
         let mut buckets: Vec<Bucket> = Vec::new();

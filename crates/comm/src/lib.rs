@@ -2,8 +2,8 @@
 //!
 //! A [`Communicator`] is one rank's membership in a group. Collectives take tensors of a
 //! [`meristem_device`] stream and enqueue their work onto that stream. Over threads that share an
-//! opened device no call waits for it. By default sums are in rank order: the same bits on every
-//! rank, run and transport. Transports are [`threads`](Communicator::threads),
+//! opened device no collective waits for it. By default sums are in rank order: the same bits on
+//! every rank, run and transport. Transports are [`threads`](Communicator::threads),
 //! [`mpi`](Communicator::mpi) in builds with that feature, TCP
 //! ([`rendezvous`](Communicator::rendezvous)) and [`nccl`](Communicator::nccl). Ids in
 //! parentheses, such as (X1), are rows of `docs/requirements.md`.

@@ -96,8 +96,9 @@ impl OuterStep {
         copy(&weights, &Spans::try_from(&self.synchronised)?)
     }
 
-    /// Allocates the memory of the next exchange, so that over threads [`run`](OuterStep::run) only
-    /// launches and copies on the device. Not collective; does not wait for the device.
+    /// Allocates the memory of the next exchange, so that over threads on one device
+    /// [`run`](OuterStep::run) only launches and copies on the device. Not collective; does not
+    /// wait for the device.
     ///
     /// # Errors
     /// [`Error::Device`].
@@ -107,7 +108,7 @@ impl OuterStep {
 
     /// Makes an outer step: replaces the weights of this rank, in the order of
     /// [`new`](OuterStep::new), by the new synchronised ones, with the same bits on every rank.
-    /// Local training continues from them. Over threads this does not wait for the device.
+    /// Local training continues from them. Waits for the device as [`Exchange::run`] does.
     ///
     /// # Errors
     /// The errors of [`Exchange::run`].

@@ -170,7 +170,7 @@ pub trait Transport: Send {
     ///
     /// # Errors
     /// The errors of the trait; [`Error::BadArgument`] for parcels to this rank or on another
-    /// stream.
+    /// stream, and over MPI for more than 32 parcels to one rank.
     fn exchange(
         &mut self,
         call: &CollectiveCall,

@@ -10,7 +10,7 @@ use meristem_device::{DType, MAX_DIMS, MemoryFormat, Shape};
 use crate::error::Error;
 use crate::transport::CollectiveCall;
 
-/// Largest number of parcels from one rank to another per exchange.
+/// Largest number of parcels from one rank to another per exchange over MPI.
 pub(crate) const PARCELS_MAX: usize = 32;
 /// Largest number of bytes of a text; the rest is cut off.
 const TEXT_MAX: usize = 200;

@@ -9,13 +9,14 @@ use crate::view::EnvView;
 /// Decides the action of each env, once per step. Deterministic: the same calls in the same order
 /// give the same actions. A controller keeps separate memory for each env.
 ///
-/// In a round the caller first calls [`Controller::begin_episode`] for each env. In every step it
-/// calls [`Controller::decide_all`], executes the actions, and calls [`Controller::reward_all`].
-/// [`Controller::end_round`] ends the round.
+/// The caller calls [`Controller::begin_episode`] for each env at the start of a round, and between
+/// two steps for the env of a member that begins in a free place (`docs/sweeps.md`, Places). In
+/// every step it calls [`Controller::decide_all`] for the envs in training, executes the actions,
+/// and calls [`Controller::reward_all`]. [`Controller::end_round`] ends the round.
 ///
 /// Every controller implements `name` and `decide_all`. A controller with memory also implements
 /// `begin_episode`, `copy_env`, `save` and `restore`; one that learns, `reward_all`, `roll_back`
-/// and `end_round` as well.
+/// and `end_round` as well, and no `copy_env`.
 pub trait Controller: Send {
     /// Name, as in configuration.
     fn name(&self) -> &str;
@@ -24,7 +25,8 @@ pub trait Controller: Send {
     fn begin_episode(&mut self, _env: usize) {}
 
     /// Copies the memory of env `from` to env `to`. Called between two steps, after env `to` became
-    /// a copy of env `from`. Every controller with memory for each env implements this method.
+    /// a copy of env `from`. No env is copied in a run whose controller is a policy or comes from
+    /// the calling program; every other controller with memory for each env implements this method.
     fn copy_env(&mut self, _from: usize, _to: usize) {}
 
     /// Decides the actions of all envs of a step, in the order of the views. Every action is legal

@@ -47,8 +47,8 @@ impl Default for GovernorConfig {
 
 impl GovernorConfig {
     /// Whether a snapshot is due after this step (counted from 0). `fossilized`: a module was
-    /// fossilized in this step. Call [`LossMonitor::check`] first, because no snapshot of a failed
-    /// env may be taken ([`LossMonitor::is_calm`]).
+    /// fossilized in this step. Call [`LossMonitor::check`] first: a snapshot by the interval alone
+    /// is taken only if [`LossMonitor::is_calm`].
     pub fn snapshot_due(&self, step: u32, fossilized: bool) -> bool {
         fossilized || step.is_multiple_of(self.snapshot_steps.max(1))
     }
@@ -124,8 +124,8 @@ impl LossMonitor {
         *self = Self::default();
     }
 
-    /// Whether a snapshot of the env may be taken: the statistics have a loss, and the last loss
-    /// was no spike, because a spike may be the first of several.
+    /// Whether a snapshot that is due by the interval may be taken: the statistics have a loss, and
+    /// the last loss was no spike, because a spike may be the first of several.
     pub fn is_calm(&self) -> bool {
         self.mean.is_some() && self.spikes == 0
     }

@@ -21,7 +21,7 @@ pub struct HeuristicConfig {
     /// Standard errors by which a trend or a contribution must differ from its threshold: 2.
     pub significance: f64,
     /// Overfitting limit: the largest share by which the control loss may exceed the training loss:
-    /// .25. Above the limit no module is blended in.
+    /// .25. Above the limit no module germinates or is blended in, and no layer becomes wider.
     pub max_gap: f64,
     /// Largest number of parameters of the host with its modules; no limit by default.
     pub max_parameters: Option<usize>,
@@ -117,12 +117,12 @@ impl Default for HeuristicConfig {
     }
 }
 
-/// Condition under which the heuristic makes a layer wider, besides the pause between two changes
-/// of width.
+/// Condition under which the heuristic makes a layer wider, besides these: the pause between two
+/// changes of width is over, the host does not overfit, and the wider host is within its budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WidenTrigger {
-    /// No condition besides the pause.
+    /// No further condition.
     #[default]
     Schedule,
     /// The control score is on a plateau, by `plateau_steps` and `plateau_gain_pp`.

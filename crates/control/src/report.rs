@@ -21,8 +21,9 @@ pub struct RoundReport {
     /// Actions per op, in index order; as JSON without the last one, WIDEN, if it is 0.
     #[serde(with = "op_counts")]
     pub ops: OpCounts,
-    /// Mean normalised entropy per head, in [0, 1], over the transitions of the first minibatch
-    /// with at least two legal choices; 0 for a head without such transitions.
+    /// Mean normalised entropy per head, in [0, 1], over those transitions of the first minibatch
+    /// that have at least two legal ops and whose op uses the head. With one legal choice of the
+    /// head, a transition counts as 0. 0 for a head without such transitions.
     #[serde(deserialize_with = "nulls_as_nan")]
     pub entropies: [f64; HEAD_COUNT],
     /// Complete epochs: the Adam step of each of their minibatches was applied.

@@ -56,7 +56,8 @@ pub fn legal_blueprints(slot: usize, host: &Host) -> impl Iterator<Item = bool> 
     (0..host.blueprints().len()).map(move |blueprint| host.check_germinate(slot, blueprint).is_ok())
 }
 
-/// The mask of the op head: true for WAIT, and for every op that is legal in some slot.
+/// The mask of the op head, without WIDEN: true for WAIT, and for every op that is legal in some
+/// slot.
 pub fn legal_ops(host: &Host) -> [bool; 6] {
     ActionOp::OF_HEAD.map(|op| op == ActionOp::Wait || legal_slots(op, host).contains(&true))
 }

@@ -36,16 +36,18 @@ pub struct EnvView<'a> {
     /// Steps per episode, T.
     pub episode_steps: u32,
     /// Control score after each step since the start of the episode or the last rollback, in
-    /// percentage points, the current one last.
+    /// percentage points, the current one last; empty without a control split. With learners
+    /// (`docs/learners.md`), each score that the program measured.
     pub scores_pp: &'a [f32],
     /// Mean control loss after each step since the start of the episode or the last rollback, the
-    /// current one last.
+    /// current one last; empty without a control split, and with learners.
     pub losses: &'a [f32],
     /// Current mean control loss of the bare twin: the same host without growth, with the same
-    /// initial weights and batches. `None` without a twin.
+    /// initial weights and batches. `None` without a twin, or once the twin has diverged.
     pub twin_loss: Option<f32>,
     /// Mean training loss of each step since the start of the episode or the last rollback, the
-    /// current one last; empty in the step of a rollback. A loss is measured before the update.
+    /// current one last; empty in the step of a rollback, and with learners. A loss is measured
+    /// before the update.
     pub train_losses: &'a [f32],
     /// Gradient health and contribution of each enabled slot, as the gates receive them.
     pub measured: &'a [GateInputs],

@@ -1,5 +1,6 @@
 //! Lists of (index, value) in order of index, padded at the end with [`NONE`]. Only the lists of an
-//! all-gather with given indices have another order.
+//! all-gather with given indices have another order. On a CUDA device a union of lists has [`NONE`]
+//! between its entries as well.
 
 use std::ops::RangeFrom;
 

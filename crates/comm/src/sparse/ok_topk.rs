@@ -8,7 +8,8 @@
 //!
 //! Every T exchanges (`refresh`) the local threshold is recomputed exactly, and the bounds are
 //! moved so that all regions have equally many elements of the last result. All ranks follow the
-//! same schedule, so they agree without communication.
+//! same schedule, so they agree without communication. In between, a selection that fills the picks
+//! sets the threshold to their smallest magnitude, and the bounds stay.
 //!
 //! ```text
 //! every rank:  picks = the elements of residual + gradient that reach the local threshold, about k

@@ -23,9 +23,10 @@ pub enum SparseMethod {
     /// elements, and each merge keeps the k largest. The exact k largest of the sum may differ.
     GTopK,
     /// k large elements of the sum, by split and reduce (X5). As with `GTopK`, the exact k largest
-    /// may differ. Thresholds and regions are recomputed every `refresh` exchanges.
+    /// may differ. Thresholds and regions are recomputed every `refresh` exchanges; in between,
+    /// regions are kept, and a selection that finds k elements updates its rank's threshold.
     OkTopK {
-        /// Number of exchanges for which thresholds and regions are kept.
+        /// Number of exchanges from one recomputation to the next.
         refresh: u64,
     },
 }

@@ -43,7 +43,8 @@ impl<'a> PolicyInputs<'a> {
     }
 }
 
-/// Inputs of an update, on the policy's stream: one round of all envs.
+/// Inputs of a pass of an update, on the policy's stream: the round of all envs, or of the envs of
+/// one minibatch.
 #[derive(Clone, Debug)]
 pub struct PolicyBatch<'a> {
     /// Steps of every sequence.

@@ -78,8 +78,8 @@ impl Minibatch {
         })
     }
 
-    /// Normalises the advantages over this minibatch of all ranks. One read-back, with several
-    /// ranks two.
+    /// Normalises the advantages over this minibatch of all ranks. One read-back; with several
+    /// ranks a second one, and the waits of an all-gather.
     pub(super) fn normalise(
         &self,
         targets: Targets,

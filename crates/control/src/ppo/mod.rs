@@ -129,8 +129,8 @@ pub struct Ppo {
     skipped: usize,
     /// Index of the first env of this rank among the envs of all ranks.
     first_env: usize,
-    /// Number of members; the baseline of an env is the mean over the other envs of its member.
-    /// `None` for no baseline.
+    /// Number of members; the baseline of an env is the mean over the other envs of its member on
+    /// this rank. `None` for no baseline.
     baseline_members: Option<usize>,
     /// The controller that demonstrates in the first rounds.
     teacher: Option<Teacher>,
@@ -144,7 +144,7 @@ impl Ppo {
     /// the steps; the first update allocates that of training. Does not wait for the device.
     ///
     /// # Errors
-    /// A width, a number of slots or a number of steps of 0; memory.
+    /// A width, a number of slots or a number of envs of 0; memory.
     pub fn new(
         stream: &Stream,
         config: PpoConfig,
@@ -248,10 +248,11 @@ impl Ppo {
     }
 
     /// Subtracts a baseline from each advantage: the mean advantage, at the same step, of the other
-    /// envs of the same member. Env i belongs to member i modulo `members`, and the envs of a
-    /// member have the same settings. The baseline does not depend on the action, so gradients stay
-    /// unbiased, and differences between members drop out of the advantages (Kool, van Hoof and
-    /// Welling, "Buy 4 REINFORCE samples, get a baseline for free!", 2019).
+    /// envs of the same member on this rank. Env i of the rank, from 0, belongs to member i modulo
+    /// `members`, and the envs of a member have the same settings. The baseline does not depend on
+    /// the action, so gradients stay unbiased, and differences between members drop out of the
+    /// advantages (Kool, van Hoof and Welling, "Buy 4 REINFORCE samples, get a baseline for free!",
+    /// 2019).
     pub fn with_member_baseline(self, members: usize) -> Self {
         Self { baseline_members: Some(members), ..self }
     }

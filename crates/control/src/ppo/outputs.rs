@@ -3,7 +3,8 @@
 use crate::action::Choices;
 use crate::masks::HEAD_COUNT;
 
-/// Results of a policy step, env by env.
+/// Results of a policy step, env by env. In a demonstration the choices are the teacher's, and all
+/// log-probabilities are 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PolicyOutputs {
     /// `[env][head]`.

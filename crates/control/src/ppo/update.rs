@@ -15,7 +15,8 @@ use crate::report::RoundReport;
 /// members, and with several minibatches, which normalise their own advantages.
 ///
 /// # Errors
-/// [`Error::Diverged`] after too many consecutive skipped updates; a failed device.
+/// [`Error::Diverged`] after too many consecutive skipped updates; a failed device. With several
+/// ranks [`Error::Ranks`], [`Error::RanksDiffer`], and [`Error::Protocol`] on a rank that has left.
 pub(super) fn learn(ppo: &mut Ppo) -> Result<RoundReport> {
     let steps = ppo.step;
     let targets = ppo.targets();
