@@ -32,7 +32,7 @@ pub struct Custom {
 /// Loss that a program computes, in host memory. A run makes one call at a time, in the order of
 /// the envs: for each batch of training, for each configuration of modules on a batch of the
 /// control split, and on the test split. With `data_parallel` each rank calls it in training from
-/// a thread of its own, for its part of the batch, and the ranks come in any order. A run with
+/// the rank's thread, with the rank's part of the batch; ranks call in any order. A run with
 /// twins calls it for their batches as well. Before the first step the run calls it with outputs
 /// that are all 0: the mean over the training split is the loss of guessing.
 ///

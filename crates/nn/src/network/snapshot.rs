@@ -73,8 +73,8 @@ impl Snapshot {
         self.weights().parameters()?.read_back()
     }
 
-    /// Replaces the snapshot's contents by those of `state`. All or nothing. Waits as
-    /// [`Network::load_state_dict`].
+    /// Replaces the snapshot's contents by the contents of `state`. After an error the snapshot
+    /// is unchanged. Waits as [`Network::load_state_dict`].
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.

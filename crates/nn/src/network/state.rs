@@ -58,7 +58,7 @@ impl Network {
 
     /// Sets the optimiser's state to a result of [`Network::momentum_dict`]. Waits as
     /// [`Network::load_state_dict`]. A count of steps `{group}.step`, as earlier versions wrote it,
-    /// is that of all parameters of the group.
+    /// is the count of every parameter of the group.
     ///
     /// # Errors
     /// As [`Network::load_state_dict`], strict.

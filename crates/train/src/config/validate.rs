@@ -236,8 +236,8 @@ fn check_width_rules(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that an initialisation that measures gradients has what it needs: the same batches on all
-/// ranks, and a built-in loss.
+/// Checks that all ranks have the same batches, and that the loss is built in, if the
+/// initialisation measures gradients.
 fn check_width_init(config: &TrainConfig) -> Result<()> {
     let init = config.rules.width_init;
     let problem = match (config.data_parallel, config.loss == LossKind::External) {

@@ -62,7 +62,7 @@ pub struct GrowthBench {
     /// Settings of all runs that override those of the suite, such as the optimiser or the number
     /// of threads.
     pub settings: ConfigLayer,
-    /// Folder for runs and results: missing, empty, or that of an earlier bench of the suite, which
+    /// Folder for runs and results: missing, empty, or of an earlier bench of the suite, which
     /// then continues.
     pub folder: PathBuf,
 }

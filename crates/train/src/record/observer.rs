@@ -205,8 +205,8 @@ fn list(numbers: &[usize]) -> String {
 /// thread, so slow code here delays the run.
 ///
 /// Every process has an observer. Rank 0's receives the events of all envs, with several processes
-/// those of a step together at its end; the others receive no events. If any observer requests a
-/// stop, all processes stop.
+/// all events of a step together at the end of the step; other observers receive no events. If any
+/// observer requests a stop, all processes stop.
 pub trait Observer {
     /// Reports a circumstance of the run, before its first event.
     fn notice(&mut self, _notice: &Notice<'_>) {}

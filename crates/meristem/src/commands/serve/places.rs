@@ -109,7 +109,7 @@ impl Places {
 
     /// Takes a place for a new connection. `None` if no place is free, and none can be freed
     /// because all connections are answering, none for [`TAKING_TIME`] yet. If the address is at
-    /// its limit, only a place of one of its own connections can be freed.
+    /// its limit, only the place of a connection from the same address can be freed.
     pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Arc<ConnectionPermit>> {
         let address = owner(address);
         let mut taken = self.lock();
