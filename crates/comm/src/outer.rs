@@ -166,7 +166,6 @@ impl OuterStep {
                 return Err(Error::argument("OuterStep::import", name, expected, got));
             }
         }
-        self.exchange.import(comm, state)?;
         let velocity = Tensor::zeros(
             self.velocity.stream(),
             [self.velocity.numel()],
@@ -178,6 +177,8 @@ impl OuterStep {
                 upload(&view, &kept.outer)?;
             }
         }
+        // Last, as it changes the exchange unless it fails.
+        self.exchange.import(comm, state)?;
         self.velocity = velocity;
         Ok(())
     }

@@ -62,9 +62,15 @@ pub struct VerifiedFile {
 /// progress are checked up to the last whole line.
 ///
 /// # Errors
-/// [`Error::Unreadable`]: a folder cannot be read. [`Error::NotARun`]: there is no run in it.
+/// [`Error::Unreadable`]: a folder cannot be read, or the folders have more than 100,000 entries.
+/// [`Error::NotARun`]: there is no run in it.
 pub fn verify(folder: &Path) -> Result<Vec<VerifiedFile>> {
-    let FoundRuns { runs, unreadable, .. } = find(folder)?;
+    let FoundRuns { runs, unreadable, truncated } = find(folder)?;
+    if truncated {
+        let problem = "it has more entries than the 100,000 that are searched for runs; name a \
+                       folder below it";
+        return Err(Error::Unreadable { path: folder.into(), problem: problem.into() });
+    }
     if let Some(UnreadableFolder { folder: path, problem, .. }) = unreadable.into_iter().next() {
         return Err(Error::Unreadable { path, problem });
     }

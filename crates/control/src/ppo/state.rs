@@ -217,8 +217,8 @@ pub(super) fn restore(ppo: &mut Ppo, state: &ControllerState) -> Result<()> {
         teacher.heuristic = heuristic;
     }
     (ppo.normalizers, ppo.scale, ppo.step) = (normalizers, scale, step);
-    let of_equal_length = (decisions - step as u64) / ppo.rollout.shape().steps as u64;
-    ppo.rounds = rounds.unwrap_or(of_equal_length);
+    let of_equal_length = (decisions - step as u64).checked_div(ppo.rollout.shape().steps as u64);
+    ppo.rounds = rounds.or(of_equal_length).unwrap_or(0);
     (ppo.rewards_missing, ppo.fresh, ppo.decisions) = (rewards_missing, fresh, decisions);
     (ppo.ops, ppo.skipped) = (ops, skipped);
     // Every env begins a trajectory, which clears its memory.

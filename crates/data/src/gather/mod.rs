@@ -194,13 +194,13 @@ impl GatherBatches {
     pub fn set(&mut self, env: usize, own: EnvGather) -> Result<()> {
         let served = &mut self.envs[env - self.first_env];
         own.augment.check(served.kind, served.ring.shape())?;
+        let is_same = self.order.own(env) == own.order();
+        if !is_same {
+            self.order.set(env, own.order())?;
+        }
         self.is_started = false;
         served.augment = own.augment;
-        if self.order.own(env) == own.order() {
-            return Ok(());
-        }
-        self.order.set(env, own.order())?;
-        self.resize(env)
+        if is_same { Ok(()) } else { self.resize(env) }
     }
 
     /// Gives other samples to an env, which is one of those that are served; `indices` are the

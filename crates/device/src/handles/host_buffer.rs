@@ -133,16 +133,24 @@ impl Stream {
         }
         let launch = Launch::new(self, operation, Some(Act::CopyToDevice), Location::caller());
         let launch = launch.write(tensor);
-        match (buffer.memory.take(), self.state().cuda_queue()) {
-            (Some(HostMemory::Staging(staging)), Some(queue)) => launch
-                .submit(Category::CopyToDevice, |record| {
-                    Ok(StreamWork::Cuda(Box::new(queue.upload(staging, record)?)))
-                }),
-            (memory, _) => {
-                buffer.memory = memory;
-                let bytes = buffer.bytes()[..tensor.bytes()].into();
-                launch.transfer(Transfer::Upload(HostBytes::Staged(bytes)))
-            }
-        }
+        let Some(queue) = self.state().cuda_queue() else {
+            let bytes = buffer.bytes()[..tensor.bytes()].into();
+            return launch.transfer(Transfer::Upload(HostBytes::Staged(bytes)));
+        };
+        let counters = &self.state().shared.counters;
+        // The memory is taken when the scopes have permitted the copy: if they refuse it, dropping
+        // the buffer returns the memory to its ring.
+        launch.submit(Category::CopyToDevice, |record| {
+            let task = match buffer.memory.take() {
+                Some(HostMemory::Staging(staging)) => queue.upload(staging, record)?,
+                memory => {
+                    buffer.memory = memory;
+                    let bytes = buffer.bytes()[..tensor.bytes()].into();
+                    let upload = Transfer::Upload(HostBytes::Staged(bytes));
+                    queue.transfer(upload, record, counters)?
+                }
+            };
+            Ok(StreamWork::Cuda(Box::new(task)))
+        })
     }
 }

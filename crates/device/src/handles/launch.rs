@@ -122,11 +122,10 @@ impl<'a> Launch<'a> {
         let touching = self.tensors.iter().filter(|(tensor, _)| tensor.bytes() > 0);
         let touches = touching.map(|&(tensor, access)| touch(tensor, access));
         let state = self.stream.state();
-        let work = work(record)?;
         if let Some(act) = self.act {
             state.shared.counters.count(act, self.operation, self.site)?;
         }
-        submit_work(state, touches, work)
+        submit_work(state, touches, work(record)?)
     }
 
     /// Adds this launch to a group, which enqueues it. Its arguments may be tensors of any stream

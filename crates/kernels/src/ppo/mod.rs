@@ -134,9 +134,10 @@ impl Floored {
     }
 
     /// p' of p. Without a floor a choice may be so improbable that p is 0; it then has the
-    /// smallest normal probability, so that logarithms and ratios stay finite.
+    /// smallest normal probability, so that logarithms and ratios stay finite. NaN stays NaN.
     pub(super) fn apply(self, p: f32) -> f32 {
-        (self.floor + self.free * p).max(f32::MIN_POSITIVE)
+        let p = self.floor + self.free * p;
+        if p < f32::MIN_POSITIVE { f32::MIN_POSITIVE } else { p }
     }
 }
 

@@ -138,6 +138,7 @@ impl Command {
             Command::Train(arguments) => arguments.quiet,
             Command::Sweep(arguments) => arguments.train().quiet,
             Command::Control(ControlCommand::Eval(arguments)) => arguments.quiet,
+            Command::Control(ControlCommand::TrainPolicy(arguments)) => arguments.quiet,
             Command::Growth(GrowthCommand::Bench(arguments)) => arguments.quiet,
             _ => false,
         }

@@ -86,7 +86,7 @@ impl RunDisplay<'_> {
     /// Opens the view on the run folder. Without a usable terminal, prints progress instead.
     fn open_view(&mut self, folder: &Path) {
         if !has_terminal() {
-            return plain::err("note: --watch needs a terminal; progress is printed as lines");
+            return plain::err("note: --watch needs a terminal; progress is printed instead");
         }
         match TrainingView::open(folder) {
             Ok(view) => self.view = Some(view),

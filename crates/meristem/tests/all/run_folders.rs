@@ -6,6 +6,7 @@ use std::fs;
 
 use serde_json::Value;
 
+use crate::common::Meristem;
 use crate::common::process::{output, wait_for};
 use crate::common::runs::with_images;
 use crate::resume::{RUN, background, file_name, newest};
@@ -89,6 +90,17 @@ fn links_in_a_run_folder_are_not_followed() {
     assert_eq!(m.bytes("precious"), precious.as_bytes());
     assert_eq!(m.bytes("other/weights/env-0.safetensors"), other);
     assert_eq!(m.ok("runs verify run").code, Some(0));
+}
+
+/// Runs may lie beyond the entries that are searched, so that not all of them would be verified.
+#[test]
+fn a_folder_of_too_many_entries_is_not_verified() {
+    let m = Meristem::new();
+    fs::create_dir(m.path("many")).unwrap();
+    for entry in 0..100_000 {
+        fs::File::create(m.path("many").join(entry.to_string())).unwrap();
+    }
+    m.fails("runs verify many", 1, &["many", "more entries than the 100,000", "a folder below it"]);
 }
 
 /// A change in an event, a result or a weight is detected by every reader of the file.

@@ -181,11 +181,8 @@ impl Network {
         check_graph(&graph)?;
         options.loss.check(graph.classes())?;
         let own = gpu::loss_source(options.loss.formula());
-        let optimisers =
-            graph.groups.iter().find_map(|group| gpu::optimiser_source(group.optimiser.kind()));
-        let sources = gpu::sources(options.precision).into_iter().chain(own).chain(optimisers);
-        let sources = sources.chain(gpu::dropout_source(&graph, options.precision));
-        let sources: Vec<_> = sources.collect();
+        let mut sources = gpu::sources(&graph, options.precision);
+        sources.extend(own);
         stream.device().load_kernels(&sources)?;
         let topology = plans.topology(&graph);
         let first_sample = old.map_or(0, |old| old.first_sample);

@@ -115,21 +115,23 @@ impl Network {
         let Some(plan) = &self.own_loop.gradient else { return Ok(()) };
         let spans = group_gradients(plan);
         let accumulate = !self.own_loop.sums.is_empty();
-        if !accumulate {
+        let sums = if accumulate {
+            self.own_loop.sums.clone()
+        } else {
             let empty = |span: &SpaceSpan| {
                 Tensor::empty(&self.stream, [span.len], DType::F32, Owner::Activations)
             };
-            let sums = spans.iter().map(empty).collect::<Result<_, _>>()?;
-            self.own_loop.sums = sums;
-        }
+            spans.iter().map(empty).collect::<Result<_, _>>()?
+        };
         let step = |(n, from): (usize, &SpaceSpan)| {
             let to = SpaceSpan::new(Space::Output(n), DType::F32, 0, from.len);
             PlanStep::new(ElementwiseOp::Pass { len: from.len, accumulate }, &[*from], &[to])
         };
         let run = LaunchSteps::steps(spans.iter().enumerate().map(step).collect());
-        let outputs = self.own_loop.sums.iter().collect();
+        let outputs = sums.iter().collect();
         self.launch_loop(LoopLaunch { operation: "sum_gradient", run, inputs: vec![], outputs })?;
-        self.own_loop.gradient = None;
+        // After the launch: sums that a failed one has not written would be added to.
+        (self.own_loop.gradient, self.own_loop.sums) = (None, sums);
         Ok(())
     }
 

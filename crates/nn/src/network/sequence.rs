@@ -97,7 +97,7 @@ impl SequenceNetwork {
             let got = format!("one with {} alphas", graph.alphas);
             return Err(Error::argument("SequenceNetwork::new", "graph", expected, got));
         }
-        stream.device().load_kernels(&gpu::sources(options.values.precision()))?;
+        stream.device().load_kernels(&gpu::sources(&graph, options.values.precision()))?;
         let fresh = Fresh { seed: options.seed, env: 0, owner: options.owner };
         let groups = growth::build(stream, &graph, None, fresh)?;
         let draws = DrawSource { seed: options.seed, env: 0, first_sample: 0 };

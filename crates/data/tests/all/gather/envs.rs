@@ -33,10 +33,12 @@ fn each_env_may_have_its_own_options() {
     let mut gather =
         GatherBatches::new(&GatherConfig { own: None, ..dealt }, data, &streams).unwrap();
     gather.set(0, EnvGather { batch: 4, seed: 0, augment }).unwrap();
+    gather.start_epoch(0).unwrap();
     let error = gather.set(0, EnvGather { batch: 3, seed: 0, augment }).unwrap_err().to_string();
     assert!(error.contains("`own`"), "{error}");
     let wide = Augment { cutout: 5, ..augment };
     assert!(gather.set(0, EnvGather { batch: 4, seed: 0, augment: wide }).is_err());
+    assert!(gather.next().unwrap().is_some(), "refused options end no epoch");
 }
 
 /// Each env may have its own samples.

@@ -202,7 +202,8 @@ fn a_buffer_fits_the_tensor_and_goes_to_any_device() {
 }
 
 /// Page-locked memory of any size is allocated when the buffers are made, and not by uploads. Only
-/// a program that holds all buffers gets one more, which is counted.
+/// a program that holds all buffers gets one more, which is counted. A refused upload frees its
+/// buffer.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn host_buffers_are_locked_before_the_first_upload() {
@@ -223,6 +224,15 @@ fn host_buffers_are_locked_before_the_first_upload() {
     let last = slot.view(16 << 20, [1]).unwrap();
     assert_eq!(last.to_vec::<u32>().unwrap(), [u32::from_ne_bytes([5; 4])]);
     let held = [buffers.take().unwrap(), buffers.take().unwrap()];
+    let scope = device.hot_scope("refused", ScopePolicy::Deny);
+    for buffer in held {
+        let error = copies.upload_from("upload", &slot, buffer).unwrap_err().to_string();
+        assert!(error.contains("any copy to the device"), "{error}");
+    }
+    drop(scope);
+    let before = device.counts();
+    let held = [buffers.take().unwrap(), buffers.take().unwrap()];
+    assert_eq!(device.counts() - before, Counts::default(), "refused buffers are free");
     let scope = device.hot_scope("held", ScopePolicy::Deny);
     let error = buffers.take().unwrap_err().to_string();
     assert!(error.contains("any allocation") && error.contains("HostBuffers::take"), "{error}");

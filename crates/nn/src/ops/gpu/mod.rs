@@ -288,16 +288,17 @@ static VALUES: [&[KernelSource; 2]; 10] = [
 static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
-/// All kernels of all families, with products of this precision, except the kernels of losses that
-/// [`loss_source`] has, of optimisers that [`optimiser_source`] has, and of dropout.
-pub(crate) fn sources(precision: Precision) -> Vec<&'static KernelSource> {
+/// All kernels of all families, with products of this precision; those of Muon and dropout only if
+/// the graph needs them. Without the kernels of losses that [`loss_source`] has.
+pub(crate) fn sources(graph: &Graph, precision: Precision) -> Vec<&'static KernelSource> {
     let values = precision.value_type();
     let all = VALUES.iter().map(|each| by_values(each, values));
     let products = PRODUCTS.iter().map(|each| by_precision(each, precision));
     // Of values that are not f32: conversions, and steps over parameters, which are f32.
     let others = [by_values(&elementwise::CONVERT, values), &elementwise::SOURCE[0]];
     let others = others.into_iter().filter(|_| values != ValueType::F32);
-    SOURCES.into_iter().chain(all).chain(products).chain(others).collect()
+    let all = SOURCES.into_iter().chain(all).chain(products).chain(others);
+    all.chain(graph_sources(graph, precision)).collect()
 }
 
 /// Kernels of a loss other than cross-entropy, which only networks with this loss load.
@@ -305,14 +306,13 @@ pub(crate) fn loss_source(formula: LossFormula) -> Option<&'static KernelSource>
     loss::source_of(formula)
 }
 
-/// Kernels of Muon, which only networks with this optimiser load.
-pub(crate) fn optimiser_source(kind: OptimiserKind) -> Option<&'static KernelSource> {
-    (kind == OptimiserKind::Muon).then_some(&muon::SOURCE)
-}
-
-/// Kernels of dropout, which only networks with such layers load.
-pub(crate) fn dropout_source(graph: &Graph, of: Precision) -> Option<&'static KernelSource> {
-    (!graph.dropouts.is_empty()).then_some(by_values(&dropout::SOURCE, of.value_type()))
+/// Kernels that only some graphs load: of Muon, of dropout.
+fn graph_sources(graph: &Graph, of: Precision) -> impl Iterator<Item = &'static KernelSource> {
+    let is_muon = |kind| kind == OptimiserKind::Muon;
+    let has_muon = graph.groups.iter().any(|group| is_muon(group.optimiser.kind()));
+    let has_dropout = !graph.dropouts.is_empty();
+    let dropout = has_dropout.then_some(by_values(&dropout::SOURCE, of.value_type()));
+    has_muon.then_some(&muon::SOURCE).into_iter().chain(dropout)
 }
 
 /// The calls that carry out an operation with values of this type, which is the type of its

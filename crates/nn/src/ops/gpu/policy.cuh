@@ -25,9 +25,10 @@ struct Floored {
     float floor;
     float free;
 
-    // p' of p.
+    // p' of p, at least the smallest normal number, so that its logarithm is finite. NaN stays.
     __device__ __forceinline__ float of(float p) const {
-        return floor + free * p;
+        p = floor + free * p;
+        return p < SMALLEST ? SMALLEST : p;
     }
 };
 

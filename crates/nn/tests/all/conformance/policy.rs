@@ -10,12 +10,13 @@ use meristem_nn::ops::{PpoOp, SampleOp};
 use super::case::{Case, Data, Random, case};
 
 /// Heads longer than a warp, with and without floor; in rows of any legality, also none; logits
-/// large, equal and not finite; an env beyond the first, a step beyond 32 bits.
+/// large, equal, not finite, and so far apart that a probability without a floor is 0; an env
+/// beyond the first, a step beyond 32 bits.
 pub(super) fn sample_cases() -> Vec<Case> {
     let (rows, places) = (150, 45);
     let mut random = Random(21);
     let mut cases = vec![];
-    for (floor, scale) in [(0.0, 8.0), (0.02, 1.0), (0.4, 30.0)] {
+    for (floor, scale) in [(0.0, 8.0), (0.0, 200.0), (0.02, 1.0), (0.4, 30.0)] {
         let head = |choices, used_by| PpoHead {
             choices,
             used_by,
@@ -59,8 +60,18 @@ pub(super) fn sample_cases() -> Vec<Case> {
 }
 
 /// Heads longer than a warp, many rows; masks from all to none, ratios on both sides of the clip,
-/// entropies on both sides of their floor.
+/// entropies on both sides of their floor. The last two have no floors, and logits so far apart
+/// that probabilities are 0.
 pub(super) fn objective_cases() -> Vec<Case> {
+    // Log-probabilities are above ln .01, ratios below e³, and some head is used by one row.
+    // Without floors log-probabilities are above ln 2⁻¹²⁶ = −87.3.
+    let mut cases = objectives([0.05, 0.01, 0.02, 0.1], 2.0, 20.0);
+    cases.extend(objectives([0.0; 4], 150.0, 20.0));
+    cases
+}
+
+/// Both passes over heads with these floors and logits of at most this size.
+fn objectives(floors: [f32; 4], largest: f32, scale: f64) -> Vec<Case> {
     let rows = 70;
     let mut random = Random(22);
     let head = |choices, used_by, floor, entropy_floor| PpoHead {
@@ -71,10 +82,10 @@ pub(super) fn objective_cases() -> Vec<Case> {
         entropy_floor,
     };
     let heads = vec![
-        head(6, 63, 0.05, 0.9),
-        head(45, 28, 0.01, 0.1),
-        head(9, 10, 0.02, 0.5),
-        head(1, 7, 0.1, 0.1),
+        head(6, 63, floors[0], 0.9),
+        head(45, 28, floors[1], 0.1),
+        head(9, 10, floors[2], 0.5),
+        head(1, 7, floors[3], 0.1),
     ];
     let logits = 61;
     let (mut legal, mut choices) = (vec![], vec![]);
@@ -91,7 +102,7 @@ pub(super) fn objective_cases() -> Vec<Case> {
     }
     let mut values =
         |n: usize, scale: f32| Data::F32((0..n).map(|_| random.unit() * scale).collect());
-    let (outputs, advantages) = (values(rows * (logits + 1), 2.0), values(rows, 2.0));
+    let (outputs, advantages) = (values(rows * (logits + 1), largest), values(rows, 2.0));
     let reference = match values(rows * heads.len(), 0.6) {
         Data::F32(values) => Data::F32(values.into_iter().map(|v| v - 2.0).collect()),
         other => other,
@@ -99,8 +110,7 @@ pub(super) fn objective_cases() -> Vec<Case> {
     let loss = PpoLoss { heads, clip: 0.2, value_coefficient: 0.5, entropy_floor_coefficient: 1.0 };
     let loss = Arc::new(loss);
     let of = |pass| {
-        // Log-probabilities are above ln .01, ratios below e³, and some head is used by one row.
-        case(PpoOp::Objective { loss: Arc::clone(&loss), pass, rows }, 8, 20.0)
+        case(PpoOp::Objective { loss: Arc::clone(&loss), pass, rows }, 8, scale)
             .bound(1, 1, 5.0)
             .reading(0, outputs.clone())
             .reading(1, Data::U32(choices.clone()))
