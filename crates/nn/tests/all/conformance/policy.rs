@@ -63,15 +63,13 @@ pub(super) fn sample_cases() -> Vec<Case> {
 /// entropies on both sides of their floor. The last two have no floors, and logits so far apart
 /// that probabilities are 0.
 pub(super) fn objective_cases() -> Vec<Case> {
-    // Log-probabilities are above ln .01, ratios below e³, and some head is used by one row.
-    // Without floors log-probabilities are above ln 2⁻¹²⁶ = −87.3.
-    let mut cases = objectives([0.05, 0.01, 0.02, 0.1], 2.0, 20.0);
-    cases.extend(objectives([0.0; 4], 150.0, 20.0));
+    let mut cases = objectives([0.05, 0.01, 0.02, 0.1], 2.0);
+    cases.extend(objectives([0.0; 4], 150.0));
     cases
 }
 
 /// Both passes over heads with these floors and logits of at most this size.
-fn objectives(floors: [f32; 4], largest: f32, scale: f64) -> Vec<Case> {
+fn objectives(floors: [f32; 4], largest: f32) -> Vec<Case> {
     let rows = 70;
     let mut random = Random(22);
     let head = |choices, used_by, floor, entropy_floor| PpoHead {
@@ -110,7 +108,10 @@ fn objectives(floors: [f32; 4], largest: f32, scale: f64) -> Vec<Case> {
     let loss = PpoLoss { heads, clip: 0.2, value_coefficient: 0.5, entropy_floor_coefficient: 1.0 };
     let loss = Arc::new(loss);
     let of = |pass| {
-        case(PpoOp::Objective { loss: Arc::clone(&loss), pass, rows }, 8, scale)
+        // With floors log-probabilities are above ln .01, ratios below e³, and some head is used by
+        // one row. Without floors log-probabilities are above ln 2⁻¹²⁶ = −87.3, whose last place is
+        // within the same bound, 8·20·2⁻²⁴.
+        case(PpoOp::Objective { loss: Arc::clone(&loss), pass, rows }, 8, 20.0)
             .bound(1, 1, 5.0)
             .reading(0, outputs.clone())
             .reading(1, Data::U32(choices.clone()))
