@@ -120,7 +120,7 @@ impl Heuristic {
         let memory = self.memory(view.env, view.host);
         memory.notice(view.host, config);
         if memory.first_orthogonality.is_empty() {
-            memory.first_orthogonality = view.orthogonality.to_vec();
+            memory.first_orthogonality = view.width_scores.orthogonality.clone();
         }
         let actions = view.host.live().map(|index| act_on_module(index, view, config));
         let grown = [HeuristicMemory::germinate, HeuristicMemory::widen];

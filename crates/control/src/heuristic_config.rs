@@ -1,7 +1,11 @@
 //! Constants and named rules of the heuristic.
 
-use meristem_grow::{AlphaTarget, Style, Tempo};
+use std::fmt;
+use std::str::FromStr;
+
+use meristem_grow::{AlphaTarget, Style, Tempo, nearest};
 use meristem_nn::PairedLoss;
+use meristem_nn::graph::WidthInit;
 use serde::{Deserialize, Serialize};
 
 /// Constants of the heuristic.
@@ -119,8 +123,8 @@ impl Default for HeuristicConfig {
 
 /// Condition under which the heuristic makes a layer wider, besides these: the pause between two
 /// changes of width is over, the host does not overfit, and the wider host is within its budget.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum WidenTrigger {
     /// No further condition.
     #[default]
@@ -131,6 +135,10 @@ pub enum WidenTrigger {
     /// episode: φ > γ·φ₀, after Maile, Rachelson, Luga, Wilson, "When, where, and how to add new
     /// neurons to ANNs", 2022 (arXiv 2202.08539), who add `⌊M(φ − γ·φ₀)⌋` features to a layer of M.
     Orthogonality,
+    /// The gradient ratio of newborn features of the layer exceeds this number.
+    GradientRatio(f64),
+    /// The natural expansion score of the layer exceeds this number.
+    NaturalGradient(f64),
 }
 
 /// Choice among the layers that may become wider.
@@ -142,39 +150,153 @@ pub enum WidenPlace {
     Smallest,
     /// The layer with the largest φ − γ·φ₀, see [`WidenTrigger::Orthogonality`].
     Orthogonality,
+    /// The layer with the largest gradient ratio of newborn features.
+    GradientRatio,
+    /// The layer with the largest natural expansion score.
+    NaturalGradient,
+}
+
+/// A measurement of each layer that rules of growth in width compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WidthScore {
+    /// φ of [`WidenTrigger::Orthogonality`].
+    Orthogonality,
+    /// The length of the gradient of a further feature's incoming weights, with the best outgoing
+    /// weights, divided by the length for a present feature; both are root mean squares. The best
+    /// ones are those of Evci et al., "GradMax", 2022 (arXiv 2201.05125).
+    GradientRatio,
+    /// Δη/η: the fall of the loss that further features add at first order, as a part of the fall
+    /// by changes of the weights of the layer that reads them. After Mitchell, Menzenbach,
+    /// Kersting, Mundt, "Self Expanding Neural Networks", 2023 (arXiv 2307.04526), for this layer
+    /// alone, with a Fisher matrix of its inputs only, and for the best features instead of drawn
+    /// ones.
+    NaturalGradient,
+}
+
+impl WidthScore {
+    /// All scores.
+    pub const ALL: [Self; 3] = [Self::Orthogonality, Self::GradientRatio, Self::NaturalGradient];
+
+    /// The initialisation whose measurement of gradients the score needs; `None` for a score of
+    /// activations.
+    pub fn gradients_of(self) -> Option<WidthInit> {
+        match self {
+            Self::Orthogonality => None,
+            Self::GradientRatio => Some(WidthInit::Gradmax),
+            Self::NaturalGradient => Some(WidthInit::Tiny),
+        }
+    }
+}
+
+/// A text that is no trigger; has what is expected.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected {0}")]
+pub struct NoTrigger(pub String);
+
+impl FromStr for WidenTrigger {
+    type Err = NoTrigger;
+
+    fn from_str(text: &str) -> Result<Self, NoTrigger> {
+        let (name, threshold) = match text.split_once(':') {
+            Some((name, threshold)) => (name, Some(threshold)),
+            None => (text, None),
+        };
+        let of_threshold = match (name, threshold) {
+            ("schedule", None) => return Ok(Self::Schedule),
+            ("plateau", None) => return Ok(Self::Plateau),
+            ("orthogonality", None) => return Ok(Self::Orthogonality),
+            ("gradient_ratio", _) => Self::GradientRatio,
+            ("natural_gradient", _) => Self::NaturalGradient,
+            _ => {
+                let nearest = nearest(text, Self::FORMS);
+                let hint = nearest.map(|form| format!("; did you mean `{form}`?"));
+                let forms = Self::FORMS.join(" | ");
+                return Err(NoTrigger(format!("one of {forms}{}", hint.unwrap_or_default())));
+            }
+        };
+        let threshold = threshold.and_then(|x| x.parse().ok());
+        let threshold = threshold.filter(|x: &f64| (0.0..=Self::THRESHOLD_MAX).contains(x));
+        threshold.map(of_threshold).ok_or_else(|| {
+            NoTrigger(format!("{name}:X with a number X from 0 to {}", Self::THRESHOLD_MAX))
+        })
+    }
+}
+
+impl fmt::Display for WidenTrigger {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Schedule => f.write_str("schedule"),
+            Self::Plateau => f.write_str("plateau"),
+            Self::Orthogonality => f.write_str("orthogonality"),
+            Self::GradientRatio(least) => write!(f, "gradient_ratio:{least}"),
+            Self::NaturalGradient(least) => write!(f, "natural_gradient:{least}"),
+        }
+    }
+}
+
+impl TryFrom<String> for WidenTrigger {
+    type Error = NoTrigger;
+
+    fn try_from(text: String) -> Result<Self, NoTrigger> {
+        text.parse()
+    }
+}
+
+impl From<WidenTrigger> for String {
+    fn from(trigger: WidenTrigger) -> Self {
+        trigger.to_string()
+    }
 }
 
 impl WidenTrigger {
-    /// All triggers.
-    pub const ALL: [Self; 3] = [Self::Schedule, Self::Plateau, Self::Orthogonality];
+    /// Text forms.
+    pub const FORMS: [&'static str; 5] =
+        ["schedule", "plateau", "orthogonality", "gradient_ratio:X", "natural_gradient:X"];
 
-    /// The name in configuration.
-    pub fn name(self) -> &'static str {
+    /// Largest threshold of a score.
+    const THRESHOLD_MAX: f64 = 1e6;
+
+    /// The score that it compares with a threshold, if any.
+    pub fn score(self) -> Option<WidthScore> {
         match self {
-            Self::Schedule => "schedule",
-            Self::Plateau => "plateau",
-            Self::Orthogonality => "orthogonality",
+            Self::Schedule | Self::Plateau => None,
+            Self::Orthogonality => Some(WidthScore::Orthogonality),
+            Self::GradientRatio(_) => Some(WidthScore::GradientRatio),
+            Self::NaturalGradient(_) => Some(WidthScore::NaturalGradient),
         }
     }
 }
 
 impl WidenPlace {
     /// All choices.
-    pub const ALL: [Self; 2] = [Self::Smallest, Self::Orthogonality];
+    pub const ALL: [Self; 4] =
+        [Self::Smallest, Self::Orthogonality, Self::GradientRatio, Self::NaturalGradient];
 
     /// The name in configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Smallest => "smallest",
             Self::Orthogonality => "orthogonality",
+            Self::GradientRatio => "gradient_ratio",
+            Self::NaturalGradient => "natural_gradient",
+        }
+    }
+
+    /// The score that it compares among layers, if any.
+    pub fn score(self) -> Option<WidthScore> {
+        match self {
+            Self::Smallest => None,
+            Self::Orthogonality => Some(WidthScore::Orthogonality),
+            Self::GradientRatio => Some(WidthScore::GradientRatio),
+            Self::NaturalGradient => Some(WidthScore::NaturalGradient),
         }
     }
 }
 
 impl HeuristicConfig {
-    /// Whether it needs the orthogonality of activations ([`crate::EnvView::orthogonality`]).
-    pub fn needs_orthogonality(&self) -> bool {
-        let triggers = self.widen_trigger == WidenTrigger::Orthogonality;
-        self.widen_by > 0.0 && (triggers || self.widen_place == WidenPlace::Orthogonality)
+    /// Whether a rule needs this score ([`crate::EnvView::width_scores`]).
+    pub fn needs(&self, score: WidthScore) -> bool {
+        let of_rules = [self.widen_trigger.score(), self.widen_place.score()];
+        self.widen_by > 0.0 && of_rules.contains(&Some(score))
     }
 }

@@ -44,7 +44,8 @@ impl LayerHistory {
             };
             seen.features = features;
             let first = seen.first_orthogonality;
-            seen.first_orthogonality = first.or(view.orthogonality.get(index).copied());
+            seen.first_orthogonality =
+                first.or(view.width_scores.orthogonality.get(index).copied());
         }
     }
 }
@@ -89,7 +90,7 @@ pub(crate) fn write(
             row.all(&[log_scale(added), ratio(added, used), share.clamp(0.0, 2.0)]);
         }
         let seen = history.layers.get(index);
-        let orthogonality = view.orthogonality.get(index).copied();
+        let orthogonality = view.width_scores.orthogonality.get(index).copied();
         let first = seen.and_then(|seen| seen.first_orthogonality);
         let change = orthogonality.zip(first).map_or(0.0, |(now, first)| now - first);
         row.all(&[flag(orthogonality.is_some()), orthogonality.unwrap_or(0.0), change]);

@@ -83,7 +83,9 @@ pub use gae::{Discounts, Trajectories, advantages};
 pub use governor::{GovernorConfig, LossMonitor, TrainingFailure};
 pub use heads::{ActionHead, Floors, HEADS, HeadKind, HeadSize};
 pub use heuristic::Heuristic;
-pub use heuristic_config::{HeuristicConfig, KeepRule, WidenPlace, WidenTrigger};
+pub use heuristic_config::{
+    HeuristicConfig, KeepRule, NoTrigger, WidenPlace, WidenTrigger, WidthScore,
+};
 pub use history::{LastTwo, SlotHistories, SlotHistory};
 pub use masks::{HEAD_COUNT, HeadLayout, Legality};
 pub use meristem_grow::LifecycleError as Illegal;
@@ -105,4 +107,4 @@ pub use sampling::{
 };
 pub use script::{Script, parse_action};
 pub use state::ControllerState;
-pub use view::{EnvFacts, EnvView};
+pub use view::{EnvFacts, EnvView, WidthScores};

@@ -4,6 +4,7 @@ use meristem_grow::{GateInputs, Host, Module};
 use meristem_nn::ScoreKind;
 
 use crate::action::ActionOp;
+use crate::heuristic_config::WidthScore;
 use crate::history::SlotHistory;
 
 /// Facts about the training of an env that do not follow from its host.
@@ -21,6 +22,45 @@ pub struct EnvFacts {
     /// Largest number of features of a layer that a policy widens, as a multiple of its initial
     /// number.
     pub widen_up_to: f64,
+}
+
+/// Scores of each layer that can become wider ([`Host::widenable`]), as rules of growth in width
+/// compare them ([`WidthScore`]); NaN where a score could not be measured.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct WidthScores {
+    /// [`WidthScore::Orthogonality`]; empty unless a rule needs it.
+    pub orthogonality: Vec<f32>,
+    /// [`WidthScore::GradientRatio`]; empty unless a rule needs it.
+    pub gradient_ratio: Vec<f32>,
+    /// [`WidthScore::NaturalGradient`]; empty unless a rule needs it.
+    pub natural_gradient: Vec<f32>,
+}
+
+impl WidthScores {
+    /// No scores.
+    pub const NONE: &'static Self = &Self {
+        orthogonality: Vec::new(),
+        gradient_ratio: Vec::new(),
+        natural_gradient: Vec::new(),
+    };
+
+    /// The scores of this kind.
+    pub fn of(&self, score: WidthScore) -> &[f32] {
+        match score {
+            WidthScore::Orthogonality => &self.orthogonality,
+            WidthScore::GradientRatio => &self.gradient_ratio,
+            WidthScore::NaturalGradient => &self.natural_gradient,
+        }
+    }
+
+    /// The scores of this kind, to be measured.
+    pub fn of_mut(&mut self, score: WidthScore) -> &mut Vec<f32> {
+        match score {
+            WidthScore::Orthogonality => &mut self.orthogonality,
+            WidthScore::GradientRatio => &mut self.gradient_ratio,
+            WidthScore::NaturalGradient => &mut self.natural_gradient,
+        }
+    }
 }
 
 /// An env at the time of its decision: after the epoch of training and the measurements of this
@@ -53,10 +93,8 @@ pub struct EnvView<'a> {
     pub measured: &'a [GateInputs],
     /// Earlier and current measurements of each enabled slot ([`crate::SlotHistories`]).
     pub history: &'a [SlotHistory],
-    /// Orthogonality φ of the activations of each layer that can become wider
-    /// ([`Host::widenable`]), after this step; empty unless a rule needs it
-    /// ([`crate::HeuristicConfig::needs_orthogonality`]).
-    pub orthogonality: &'a [f32],
+    /// Scores of the layers that can become wider, after this step, as far as rules need them.
+    pub width_scores: &'a WidthScores,
     /// Facts about the training of the env.
     pub facts: EnvFacts,
     /// The last op of this env and whether it succeeded; `None` in the first step, and in the step

@@ -3,7 +3,7 @@
 
 use meristem_grow::{Host, NetworkSize, WidenableLayer};
 
-use crate::heuristic_config::{HeuristicConfig, WidenPlace, WidenTrigger};
+use crate::heuristic_config::{HeuristicConfig, WidenPlace, WidenTrigger, WidthScore};
 use crate::view::EnvView;
 
 /// A layer that may become wider now.
@@ -15,8 +15,9 @@ pub(crate) struct Candidate {
     pub(crate) by: usize,
     /// New number of features as a multiple of the initial number.
     factor: f64,
-    /// φ − γ·φ₀; NaN if it was not measured.
-    excess: f64,
+    /// Score that the place compares; the smallest number if it was not measured, or is not a
+    /// number.
+    score: f64,
 }
 
 /// The number of further features for a layer that began with `initial` features and has `now`: the
@@ -42,10 +43,18 @@ pub(crate) struct LayerWidening {
     pub(crate) size: Option<NetworkSize>,
 }
 
-/// Number of further features that WIDEN by a policy gives a layer; at least 1.
-pub(crate) fn amount(view: &EnvView<'_>, layer: usize) -> usize {
-    let initial = view.host.first_spec().widenable();
-    initial.get(layer).map_or(1, |layer| growth(layer.features, 0, view.facts.widen_by).0)
+/// Number of further features that WIDEN gives a layer; at least 1. `share` is the share of its
+/// initial features.
+pub(crate) fn amount(host: &Host, layer: usize, share: f64) -> usize {
+    let initial = host.first_spec().widenable();
+    initial.get(layer).map_or(1, |layer| growth(layer.features, 0, share).0)
+}
+
+impl HeuristicConfig {
+    /// Further features that the heuristic gives a layer of [`Host::widenable`] at once.
+    pub fn further_features(&self, host: &Host, layer: usize) -> usize {
+        amount(host, layer, self.widen_by)
+    }
 }
 
 /// The changes of width that a policy may choose, for each layer of [`Host::widenable`].
@@ -79,19 +88,30 @@ pub(crate) fn choose(
     let layers = view.host.widenable().into_iter().zip(initial).enumerate();
     let candidates = layers.filter_map(|(layer, (now, initial))| {
         let (by, factor) = growth(initial.features, now.features, config.widen_by);
-        let [now, first] = [view.orthogonality, first]
-            .map(|of| of.get(layer).map_or(f64::NAN, |phi| f64::from(*phi)));
-        let excess = now - config.widen_orthogonality * first;
-        let is_due = config.widen_trigger != WidenTrigger::Orthogonality || excess > 0.0;
+        let score = |score: WidthScore| {
+            let at = |of: &[f32]| of.get(layer).map_or(f64::NAN, |value| f64::from(*value));
+            let now = at(view.width_scores.of(score));
+            match score {
+                WidthScore::Orthogonality => now - config.widen_orthogonality * at(first),
+                WidthScore::GradientRatio | WidthScore::NaturalGradient => now,
+            }
+        };
+        let threshold = match config.widen_trigger {
+            WidenTrigger::GradientRatio(least) | WidenTrigger::NaturalGradient(least) => least,
+            WidenTrigger::Schedule | WidenTrigger::Plateau | WidenTrigger::Orthogonality => 0.0,
+        };
+        let is_due = config.widen_trigger.score().is_none_or(|of| score(of) > threshold);
+        let score = config.widen_place.score().map_or(0.0, score);
+        let score = if score.is_nan() { f64::NEG_INFINITY } else { score };
         let fits_wider = || {
             let mut wider = view.host.clone();
             wider.widen(layer, by).is_ok() && fits(&wider)
         };
         let may = is_due && factor <= config.widen_up_to && fits_wider();
-        may.then_some(Candidate { layer, by, factor, excess })
+        may.then_some(Candidate { layer, by, factor, score })
     });
     candidates.min_by(|one, other| match config.widen_place {
         WidenPlace::Smallest => one.factor.total_cmp(&other.factor),
-        WidenPlace::Orthogonality => other.excess.total_cmp(&one.excess),
+        _ => other.score.total_cmp(&one.score),
     })
 }

@@ -90,7 +90,8 @@ RULES = {"width_init": "variance_transfer", "growth_lr": "norm", "growth_momentu
 def test_rules_of_growth_are_settings():
     usual = {"dataset": "spirals", "host": "mlp:8,8", "controller": "heuristic", "max_modules": 0, "widen_by": 0.5}
     usual |= {"max_gap": 99, "envs": 1, "steps": 6, "threads": 1}
-    for name, rules in (("usual", {}), ("other", RULES)):
+    measured = {"widen_trigger": "natural_gradient:0.01", "widen_place": "gradient_ratio"}
+    for name, rules in (("usual", {}), ("other", RULES), ("measured", measured)):
         run = meristem.train(**usual, **rules, run_dir=name)
         assert list(run.events["layer_widened"]["layer"]), name
         assert all(f'{key} = "{value}"' in (run.path / "config.toml").read_text() for key, value in rules.items())

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use meristem_control::{ActionOp, Controller, EnvFacts, EnvView, SlotHistory};
+use meristem_control::{ActionOp, Controller, EnvFacts, EnvView, SlotHistory, WidthScores};
 use meristem_device::Tensor;
 use meristem_grow::{BlueprintSet, GateInputs, Host};
 use meristem_nn::ScoreKind;
@@ -281,7 +281,7 @@ pub struct SeenEnv {
     pub figures: StepFigures,
     /// Reward of the last action.
     pub reward: f32,
-    // The other fields of an `EnvView`, except `orthogonality`.
+    // The other fields of an `EnvView`, except `width_scores`.
     pub(crate) scores_pp: Vec<f32>,
     pub(crate) losses: Vec<f32>,
     pub(crate) twin_loss: Option<f32>,
@@ -339,7 +339,7 @@ impl SeenEnv {
         }
     }
 
-    /// The view that a controller gets, without the orthogonality of the layers.
+    /// The view that a controller gets, without scores of the layers.
     pub fn view(&self) -> EnvView<'_> {
         EnvView {
             env: self.env,
@@ -352,7 +352,7 @@ impl SeenEnv {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: &self.history,
-            orthogonality: &[],
+            width_scores: WidthScores::NONE,
             facts: self.facts,
             last: self.last,
         }

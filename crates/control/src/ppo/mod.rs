@@ -380,7 +380,10 @@ impl Ppo {
         let [op, place, ..] = *choices;
         if op == ActionOp::Widen.index() {
             let layer = place.saturating_sub(self.policy.shape().slots);
-            return Action::Widen { layer, by: widening::amount(view, layer) };
+            return Action::Widen {
+                layer,
+                by: widening::amount(view.host, layer, view.facts.widen_by),
+            };
         }
         // Every choice is below its head's size, so there always is an action.
         Action::from_choices(choices).unwrap_or(Action::Wait)

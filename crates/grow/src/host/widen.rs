@@ -109,10 +109,21 @@ impl Host {
         Ok(host)
     }
 
+    /// Whether gradients of further features of a layer can be measured as for this initialisation:
+    /// it suits the layer, and its features have few enough weights.
+    pub fn can_measure(&self, layer: usize, init: WidthInit) -> bool {
+        let found = self.widenable_layer(layer);
+        let found = found.ok().filter(|layer| layer.lacks(init).is_none());
+        found.is_some_and(|layer| self.check_measured(&layer, init).is_ok())
+    }
+
     /// Checks that a feature of a layer has at most [`MEASURED_MAX`] incoming and outgoing weights,
     /// if the initialisation has this limit.
-    fn check_measured(&self, layer: &WidenableLayer) -> Result<(), LifecycleError> {
-        let init = self.rules.width_init;
+    fn check_measured(
+        &self,
+        layer: &WidenableLayer,
+        init: WidthInit,
+    ) -> Result<(), LifecycleError> {
         if !matches!(init, WidthInit::Gradmax | WidthInit::Tiny) {
             return Ok(());
         }
@@ -154,7 +165,7 @@ impl Host {
             return Err(fail("it must get at least 1 further feature, got 0".into()));
         }
         found.suits(self.rules.width_init).map_err(fail)?;
-        self.check_measured(&found)?;
+        self.check_measured(&found, self.rules.width_init)?;
         let mut host = self.with_features(layer, by)?;
         host.update_fits().map_err(|error| fail(error.to_string()))?;
         let size = host.size().map_err(|error| fail(error.to_string()))?;

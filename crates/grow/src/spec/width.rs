@@ -40,23 +40,31 @@ impl WidenableLayer {
         &self.reader
     }
 
+    /// Requirements of an initialisation of further features that the layer does not meet; `None`
+    /// if it suits the layer.
+    pub fn lacks(&self, init: WidthInit) -> Option<&'static str> {
+        match init {
+            WidthInit::Gradmax
+                if self.has_norm_or_depthwise || self.has_offset || !self.has_bias =>
+            {
+                Some(
+                    "a layer with a bias, and no norm, convolution, sigmoid or softplus between it \
+                     and the next one",
+                )
+            }
+            WidthInit::Tiny if !self.is_linear_pair => Some(
+                "two linear layers with biases, and nothing but activation functions between them",
+            ),
+            _ => None,
+        }
+    }
+
     /// Checks that an initialisation of further features suits the layer.
     ///
     /// # Errors
     /// The requirements of the initialisation.
     pub fn suits(&self, init: WidthInit) -> Result<(), String> {
-        let needs = match init {
-            WidthInit::Gradmax
-                if self.has_norm_or_depthwise || self.has_offset || !self.has_bias =>
-            {
-                "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
-                 the next one"
-            }
-            WidthInit::Tiny if !self.is_linear_pair => {
-                "two linear layers with biases, and nothing but activation functions between them"
-            }
-            _ => return Ok(()),
-        };
+        let Some(needs) = self.lacks(init) else { return Ok(()) };
         let init = init.name();
         Err(format!(
             "width-init {init} needs {needs}; zero, net2wider, variance_transfer and firefly suit \

@@ -95,6 +95,50 @@ fn the_orthogonality_of_activations_is_resumed_to_the_same_bits() {
     m.fails(&format!("{run} no"), 2, &["widen-trigger", "different batches"]);
 }
 
+/// Growth in width by gradients that further features would have, which are measured anew after a
+/// resume. They can be measured for linear layers, or for convolutions without norms.
+#[test]
+fn scores_of_gradients_are_resumed_to_the_same_bits() {
+    let m = with_images();
+    let heuristic = format!(
+        "{RUN} --controller heuristic --envs 2 --steps 12 --max-modules 0 --widen-by 0.5 \
+         --widen-pause 2 --parameters-per-image 99 --max-gap 99"
+    );
+    let of_linear = heuristic.replace("cnn:channels=2,blocks=2", "mlp:4,4");
+    let schedule = format!("{of_linear} --run-dir schedule");
+    m.ok(&schedule);
+    for (name, rules) in [
+        ("ratio", "--widen-trigger gradient_ratio:0.5 --widen-place gradient_ratio"),
+        ("natural", "--widen-trigger natural_gradient:0.05 --widen-place natural_gradient"),
+        ("both", "--widen-trigger gradient_ratio:0.5 --widen-place natural_gradient"),
+    ] {
+        let run = format!("{of_linear} {rules} --run-dir");
+        m.ok(&format!("{run} {name}"));
+        let whole = outcome(&m, name);
+        assert!(widths(&whole) > 0, "{name}: nothing was triggered");
+        assert_ne!(whole.weights, outcome(&m, "schedule").weights, "{name}");
+        resumes(&m, &run, name, &[14, 26]);
+        m.ok(&format!("{run} {name}-one-worker --threads 1"));
+        assert_same(&outcome(&m, &format!("{name}-one-worker")), &whole, "workers");
+        let config = fs::read_to_string(m.path(name).join("config.toml")).unwrap();
+        assert!(config.contains("widen_trigger = \""), "{config}");
+    }
+    let never = format!("{of_linear} --widen-trigger natural_gradient:1000 --run-dir never");
+    m.ok(&never);
+    assert_eq!(widths(&outcome(&m, "never")), 0);
+    for (rule, words) in [
+        ("--widen-trigger gradient_ratio:1", "a layer with a bias, and no norm"),
+        ("--widen-place natural_gradient", "two linear layers with biases"),
+    ] {
+        let key = rule.split_whitespace().next().unwrap().trim_start_matches("--");
+        m.fails(&format!("{heuristic} {rule} --run-dir no"), 2, &[key, words]);
+    }
+    let replicas = "--data-parallel --ranks 2 --envs 1 --twin off --widen-place gradient_ratio";
+    let run = of_linear.replace("--envs 2", replicas);
+    m.fails(&format!("{run} --run-dir no"), 2, &["widen-place", "smallest", "different batches"]);
+    m.fails(&format!("{of_linear} --widen-trigger gradient_ratio --run-dir no"), 2, &["ratio:X"]);
+}
+
 /// A policy that makes layers wider: it learns from the heuristic, then from rewards; its file acts
 /// in runs with and without growth in width.
 #[test]

@@ -240,6 +240,85 @@ fn firefly_has_larger_gradients_than_zero() {
     assert!(chosen > 1.5 * random, "{chosen} {random}");
 }
 
+/// Batches of three classes.
+fn batches(stream: &Stream, dims: Dims) -> Vec<(Tensor, Tensor)> {
+    let labels: Vec<u32> = (0..BATCH as u32).map(|sample| sample * sample % 3).collect();
+    let inputs = (0..3).map(|step| batch(stream, BATCH, dims, 90 + step).0);
+    inputs.map(|inputs| (inputs, host::labels(stream, &labels))).collect()
+}
+
+/// The score of a layer with `by` further features.
+fn score(
+    network: &Network,
+    (build, from, by): (Build<'_>, usize, usize),
+    init: WidthInit,
+    batches: &[(Tensor, Tensor)],
+) -> f32 {
+    let wide = build(from + by);
+    let measured = WidthProbe::features(network, &wide, init).unwrap();
+    let mut probe = WidthProbe::new(network, &wide, build(from + measured), init).unwrap();
+    let error = probe.score().unwrap_err().to_string();
+    assert!(error.contains("at least one"), "{error}");
+    batches.iter().for_each(|(inputs, targets)| probe.add(inputs, targets).unwrap());
+    probe.score().unwrap()
+}
+
+/// The gradient ratio is the one of the features of `gradmax`, once the network has them.
+#[test]
+fn the_gradient_ratio_is_that_of_features_of_gradmax() {
+    let stream = host::stream(2);
+    let with_flatten = |width| flattened(SGD.into(), [width, 6]);
+    for (build, by) in [(&mlp as Build<'_>, 3), (&conv, 2), (&with_flatten, 4)] {
+        let mut it = network::network(&stream, &build(5), BATCH);
+        let batches = batches(&stream, build(5).input_dims());
+        let ratio = score(&it, (build, 5, by), WidthInit::Gradmax, &batches);
+        let further = measure(&it, (build, 5, by), WidthInit::Gradmax, &batches);
+        it.widen_with(build(5 + by), &further).unwrap();
+        let mut sums = vec![];
+        for (x, y) in &batches {
+            it.differentiate(x, y, 1.0).unwrap();
+            let gradients = it.gradient_dict().unwrap();
+            let [weight, bias] = ["one.weight", "one.bias"].map(|name| f32s(&gradients, name));
+            let incoming = weight.len() / bias.len();
+            let of_each =
+                weight.chunks(incoming).zip(bias).map(|(row, bias)| [row, &[*bias]].concat());
+            let all = of_each.collect::<Vec<_>>().concat();
+            sums.resize(all.len(), 0f64);
+            sums.iter_mut().zip(all).for_each(|(sum, x)| *sum += f64::from(x));
+        }
+        let (old, new) = sums.split_at(sums.len() / (5 + by) * 5);
+        let mean = |of: &[f64], features: usize| {
+            (of.iter().map(|x| x * x).sum::<f64>() / features as f64).sqrt()
+        };
+        let expected = mean(new, by) / mean(old, 5);
+        // The bias of 1e-6 of the further features, and gradients in f32, whose terms may cancel.
+        let apart = (f64::from(ratio) - expected).abs();
+        assert!(apart < 1e-3 * expected && ratio > 0.0, "{by}: {ratio}, expected {expected}");
+    }
+}
+
+#[test]
+fn more_features_have_a_larger_natural_score_and_unknown_ones_none() {
+    let stream = host::stream(2);
+    let it = network::network(&stream, &mlp(5), BATCH);
+    let batches = batches(&stream, mlp(5).input_dims());
+    let of = |by| score(&it, (&mlp, 5, by), WidthInit::Tiny, &batches);
+    let scores = [1, 2, 5, 9].map(of);
+    // Four inputs and the bias: no more than five features.
+    assert!(scores[0] > 0.0 && scores[0] < scores[1] && scores[1] < scores[2], "{scores:?}");
+    assert_eq!(scores[2], scores[3], "{scores:?}");
+    let dims = mlp(5).input_dims();
+    let infinite = host::images(&stream, &vec![f32::INFINITY; BATCH * dims.numel()], dims);
+    let infinite = [(infinite, batches[0].1.clone())];
+    for init in [WidthInit::Gradmax, WidthInit::Tiny] {
+        assert!(score(&it, (&mlp, 5, 2), init, &infinite).is_nan(), "{init:?}");
+    }
+    let mut probe = WidthProbe::new(&it, &mlp(7), mlp(21), WidthInit::Firefly).unwrap();
+    probe.add(&batches[0].0, &batches[0].1).unwrap();
+    let error = probe.score().unwrap_err().to_string();
+    assert!(error.contains("`gradmax` or `tiny`") && error.contains("firefly"), "{error}");
+}
+
 #[test]
 fn an_initialisation_that_does_not_suit_the_layer_is_refused() {
     let stream = host::stream(1);

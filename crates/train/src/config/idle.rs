@@ -1,5 +1,7 @@
 //! Settings that have no effect because of other settings.
 
+use meristem_control::WidthScore;
+
 use super::declare::Setting;
 use super::table::{TrainConfig, setting};
 use super::types::ControllerKind;
@@ -57,7 +59,7 @@ impl TrainConfig {
             "the heuristic widens no layer with widen-by 0".into()
         } else if of_width && !widens {
             format!("controller {controller} widens no layer")
-        } else if key == "widen_orthogonality" && !self.heuristic.needs_orthogonality() {
+        } else if key == "widen_orthogonality" && !self.heuristic.needs(WidthScore::Orthogonality) {
             "neither widen-trigger nor widen-place is orthogonality".into()
         } else if key == "plateau_gain" && self.heuristic.plateau_steps == 0 {
             "the heuristic waits for no plateau with plateau-steps 0".into()

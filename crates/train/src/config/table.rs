@@ -430,14 +430,18 @@ settings! {
             since(13, "2"), of_member(), of_heuristic(), of_width();
         /// Trigger of the heuristic's growth in width, besides the end of the pause. schedule: no
         /// other condition. plateau: the control score is on a plateau, by plateau-steps and
-        /// plateau-gain. orthogonality: the activations of the layer are as orthogonal as in the
-        /// first step, by widen-orthogonality; measures 16 training batches.
+        /// plateau-gain. The others measure 16 training batches. orthogonality: the activations of
+        /// the layer are as orthogonal as in the first step, by widen-orthogonality.
+        /// gradient_ratio:X: the gradients that new features would get are more than X times as
+        /// large as the present ones. natural_gradient:X: new features would lower the loss by more
+        /// than X times as much as changes of present weights.
         widen_trigger in heuristic.widen_trigger: WidenTrigger,
             unit("RULE"), since(15, "schedule"), of_member(), of_heuristic(), of_width();
         /// Layer that the heuristic makes wider. smallest: the one whose number of features after
-        /// the change is the smallest multiple of its initial number. orthogonality: the one whose
-        /// activations are most orthogonal, compared with the first step; measures 16 training
-        /// batches.
+        /// the change is the smallest multiple of its initial number. The others measure 16
+        /// training batches. orthogonality: the one whose activations are most orthogonal, compared
+        /// with the first step. gradient_ratio, natural_gradient: the one with the largest score,
+        /// see widen-trigger.
         widen_place in heuristic.widen_place: WidenPlace,
             unit("RULE"), since(15, "smallest"), of_member(), of_heuristic(), of_width();
         /// Share of the orthogonality in the first step that a layer must exceed, with

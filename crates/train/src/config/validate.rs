@@ -11,8 +11,8 @@ use meristem_nn::Precision;
 use super::devices::Devices;
 use super::table::TrainConfig;
 use super::types::{
-    CommKind, ControllerKind, ExchangeKind, LossKind, Member, PlannedChange, PlannedChanges,
-    PolicyStart, Sampler, Scheduler,
+    CommKind, ControllerKind, ExchangeKind, LossKind, MeasuringRule, Member, PlannedChange,
+    PlannedChanges, PolicyStart, Sampler, Scheduler,
 };
 use crate::error::{Error, Result};
 
@@ -215,21 +215,21 @@ fn check_width(config: &TrainConfig) -> Result<()> {
 
 /// Checks that trigger and place of growth in width have what they need.
 fn check_width_rules(config: &TrainConfig) -> Result<()> {
-    let HeuristicConfig { widen_trigger, widen_place, plateau_steps, .. } = config.heuristic;
+    let HeuristicConfig { widen_trigger, plateau_steps, .. } = config.heuristic;
     if config.heuristic.widen_by > 0.0
         && widen_trigger == WidenTrigger::Plateau
         && plateau_steps == 0
     {
         let expected = "schedule, or plateau with plateau-steps of at least 1";
-        return Err(Error::value("widen-trigger", widen_trigger.name(), expected));
+        return Err(Error::value("widen-trigger", "plateau", expected));
     }
-    if config.data_parallel && config.heuristic.needs_orthogonality() {
-        let reason = "with data-parallel, whose ranks have different batches";
-        let (key, value, other) = match widen_trigger {
-            WidenTrigger::Orthogonality => {
-                ("widen-trigger", widen_trigger.name(), "schedule or plateau")
-            }
-            _ => ("widen-place", widen_place.name(), "smallest"),
+    for MeasuringRule { key, value, score } in MeasuringRule::all(&config.heuristic) {
+        let other = if key == "widen-trigger" { "schedule or plateau" } else { "smallest" };
+        let is_own_loss = config.loss == LossKind::External;
+        let reason = match (config.data_parallel, score.gradients_of()) {
+            (true, _) => "with data-parallel, whose ranks have different batches",
+            (false, Some(_)) if is_own_loss => "with a loss of the program",
+            _ => continue,
         };
         return Err(Error::value(key, value, format!("{other} {reason}")));
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use meristem_control::{KeepRule, RewardMode, WidenPlace, WidenTrigger};
+use meristem_control::{KeepRule, RewardMode, WidenPlace};
 use meristem_data::MissingValues;
 use meristem_data::order::EpochMode;
 use meristem_grow::{Birth, Tempo};
@@ -187,7 +187,6 @@ named! {
     Tempo: Tempo::ALL;
     Birth: Birth::ALL;
     WidthInit: WidthInit::ALL;
-    WidenTrigger: WidenTrigger::ALL;
     WidenPlace: WidenPlace::ALL;
     KeepRule: KeepRule::ALL;
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use meristem_control::{
     ActionContext, ActionOp, ActionOutcome, EnvFacts, EnvView, GovernorConfig, RewardConfig,
-    RewardTerms,
+    RewardTerms, WidthScores,
 };
 use meristem_device::random::{Purpose, Rng};
 use meristem_grow::{
@@ -48,8 +48,8 @@ pub(crate) struct Env {
     pub(crate) grown: TrainedHost,
     /// Measurements since the start of the episode or the last rollback.
     pub(crate) seen: Measurements,
-    /// Orthogonality of the activations of layers in the current step, if a rule needs it.
-    pub(crate) orthogonality: Vec<f32>,
+    /// Scores of the layers that can become wider in the current step, as far as rules need them.
+    pub(crate) width_scores: WidthScores,
     /// Facts about the training in the current step.
     pub(crate) facts: EnvFacts,
     /// Configurations that the current step evaluates.
@@ -130,7 +130,7 @@ impl Env {
             index: options.index,
             number: setup.config.env_number(options.index),
             seen: Measurements::new(&grown.host, &grown.parameters),
-            orthogonality: vec![],
+            width_scores: WidthScores::default(),
             facts: EnvFacts::default(),
             counterfactual: Counterfactual::leave_one_out(&grown.host, ModuleScope::Live),
             grown,
@@ -343,7 +343,7 @@ impl Env {
             train_losses: &seen.train_losses,
             measured: &seen.measured,
             history: seen.slot_history.slots(),
-            orthogonality: &self.orthogonality,
+            width_scores: &self.width_scores,
             facts: self.facts,
             last: seen.last,
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meristem_device::Stream;
 use meristem_grow::{Host, ParameterCounts, TopologyKey};
-use meristem_nn::graph::{Graph, StepFactors};
+use meristem_nn::graph::{Graph, StepFactors, WidthInit};
 use meristem_nn::{
     EvalMetrics, FurtherFeatures, Metrics, Network, NetworkOptions, Score, WidthProbe,
 };
@@ -201,13 +201,43 @@ impl TrainedHost {
     pub(crate) fn width_probe(&self, setup: &Setup) -> Result<Option<WidthProbe>> {
         let init = self.host.rules().width_init;
         let wider = self.host.wider_than(&self.key.host).filter(|_| init.measures());
-        let Some((layer, by)) = wider else { return Ok(None) };
-        let wide = setup.graph(self.index, &self.host, self.lr_factor)?;
-        let measured = WidthProbe::features(&self.network, &wide, init)?;
-        let host = self.host.with_features(layer, measured - by);
-        let host = host.map_err(meristem_grow::Error::from)?;
-        let graph = setup.graph(self.index, &host, self.lr_factor)?;
-        Ok(Some(WidthProbe::new(&self.network, &wide, graph, init)?))
+        wider.map(|wider| self.probe(setup, &self.host, wider, init)).transpose()
+    }
+
+    /// A probe for the score of a layer that would get this number of further features; `None` if
+    /// it cannot be measured, or cannot get them now. The network must be up to date. Waits for the
+    /// device.
+    ///
+    /// # Errors
+    /// Out of memory, a failed stream.
+    pub(crate) fn score_probe(
+        &self,
+        setup: &Setup,
+        (layer, by): (usize, usize),
+        init: WidthInit,
+    ) -> Result<Option<WidthProbe>> {
+        if !self.host.can_measure(layer, init) {
+            return Ok(None);
+        }
+        let wide = self.host.with_features(layer, by).ok();
+        wide.map(|wide| self.probe(setup, &wide, (layer, by), init)).transpose()
+    }
+
+    /// A probe for a network that is to become the one of `wide`, where `layer` has `by` further
+    /// features.
+    fn probe(
+        &self,
+        setup: &Setup,
+        wide: &Host,
+        (layer, by): (usize, usize),
+        init: WidthInit,
+    ) -> Result<WidthProbe> {
+        let graph = setup.graph(self.index, wide, self.lr_factor)?;
+        let features = WidthProbe::features(&self.network, &graph, init)?;
+        let measured = wide.with_features(layer, features - by);
+        let measured = measured.map_err(meristem_grow::Error::from)?;
+        let measured = setup.graph(self.index, &measured, self.lr_factor)?;
+        Ok(WidthProbe::new(&self.network, &graph, measured, init)?)
     }
 
     /// Converts a step of the round to the host's own step, counted from the step at which the env

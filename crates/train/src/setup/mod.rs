@@ -25,6 +25,7 @@ pub use self::dataset::dataset_spec;
 pub(crate) use self::dataset::{dataset_of, image_shape, residency};
 pub(crate) use self::names::{Hosts, OtherInputs, ResolvedNames};
 use self::names::{ReadFiles, ResolvedMember};
+use crate::config::types::MeasuringRule;
 use crate::config::{PolicyFile, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::misfit;
@@ -189,7 +190,8 @@ impl Setup {
     fn check_fresh(&self, env: usize) -> Result<()> {
         let host = self.fresh_host(env)?;
         self.check_size(env, &host)?;
-        self.check_width_init(env, &host)
+        self.check_width_init(env, &host)?;
+        self.check_width_scores(env, &host)
     }
 
     /// Gives a member the script of its controller, for its host.
@@ -323,6 +325,27 @@ impl Setup {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks that gradients can be measured for the rules of the heuristic that need them, for at
+    /// least one layer of the host.
+    fn check_width_scores(&self, env: usize, host: &Host) -> Result<()> {
+        let config = &self.member(env).config;
+        if config.controller != ControllerKind::Heuristic {
+            return Ok(());
+        }
+        for MeasuringRule { key, value, score } in MeasuringRule::all(&config.heuristic) {
+            let Some(init) = score.gradients_of() else { continue };
+            let layers = host.widenable();
+            if (0..layers.len()).any(|layer| host.can_measure(layer, init)) {
+                continue;
+            }
+            let lacks = layers.iter().find_map(|layer| layer.lacks(init));
+            let needs = lacks.unwrap_or("a layer whose features have few weights");
+            let expected = format!("another one for `{}`: it measures {needs}", host.spec());
+            return Err(Error::value(key, value, expected));
+        }
+        Ok(())
     }
 
     /// The host of an env at the beginning of every episode: the host in the initial weights; or

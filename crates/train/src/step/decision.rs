@@ -5,7 +5,7 @@ use meristem_control::{ActionContext, EnvFacts};
 use crate::error::Result;
 use crate::resources::ScopedDevice;
 use crate::step::context::StepContext;
-use crate::step::{growth, orthogonality, permitted, visit};
+use crate::step::{growth, permitted, visit, width_scores};
 
 /// Calls the controller with all envs at once, executes its actions and computes their rewards.
 /// Returns the actions in words.
@@ -14,7 +14,7 @@ use crate::step::{growth, orthogonality, permitted, visit};
 /// The controller's error, an illegal action.
 pub(super) fn decide(context: &mut StepContext<'_, '_>) -> Result<Vec<String>> {
     context.journal.next_phase();
-    orthogonality::measure(context)?;
+    width_scores::measure(context)?;
     let StepContext { setup, resources, population, when, .. } = &mut *context;
     for env in &mut population.envs {
         env.remember();

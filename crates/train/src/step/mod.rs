@@ -16,7 +16,7 @@
 //!
 //! - `context` has everything that the parts of a step use;
 //! - `growth` executes actions and records growth;
-//! - `counterfactuals` has the contributions of modules, `orthogonality` the activations of layers;
+//! - `counterfactuals` has the contributions of modules, `width_scores` scores of layers;
 //! - `telemetry` has the details for the events;
 //! - `permitted` has the limits of the hot path;
 //! - `own_loss` makes the passes with a loss that the program computes;
@@ -30,7 +30,6 @@ mod governor;
 mod growth;
 mod measure;
 mod open;
-mod orthogonality;
 mod own_loss;
 mod permitted;
 pub(crate) mod report;
@@ -38,6 +37,7 @@ mod telemetry;
 mod training;
 pub(crate) mod visit;
 mod width;
+mod width_scores;
 
 pub(crate) use self::context::StepContext;
 use self::telemetry::{StepClock, StepDetails};

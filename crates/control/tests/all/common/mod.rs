@@ -6,7 +6,8 @@ pub(crate) mod toy;
 use std::sync::Arc;
 
 use meristem_control::{
-    Action, ActionOp, ActionOutcome, EnvFacts, EnvView, HeuristicConfig, SlotHistories, apply,
+    Action, ActionOp, ActionOutcome, EnvFacts, EnvView, HeuristicConfig, SlotHistories,
+    WidthScores, apply,
 };
 use meristem_grow::{
     BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, TaskShape,
@@ -107,7 +108,7 @@ impl FakeEnv {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: self.history.slots(),
-            orthogonality: &[],
+            width_scores: WidthScores::NONE,
             facts: self.facts,
             last: self.last,
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use meristem_control::{
     Action, ActionOp, ActionOutcome, Controller, EnvFacts, EnvView, Heuristic, HeuristicConfig,
-    apply, legal,
+    WidthScores, apply, legal,
 };
 use meristem_grow::{
     BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, TaskShape,
@@ -22,7 +22,7 @@ pub(super) struct Env {
     /// Control loss over training loss.
     pub(super) gap: f32,
     pub(super) measured: Vec<GateInputs>,
-    pub(super) orthogonality: Vec<f32>,
+    pub(super) width_scores: WidthScores,
     pub(super) step: u32,
 }
 
@@ -43,7 +43,7 @@ impl Env {
             train_losses,
             gap: 1.0,
             measured,
-            orthogonality: vec![],
+            width_scores: WidthScores::default(),
             step: 0,
         }
     }
@@ -70,7 +70,7 @@ impl Env {
             train_losses: &self.train_losses,
             measured: &self.measured,
             history: &[],
-            orthogonality: &self.orthogonality,
+            width_scores: &self.width_scores,
             facts: EnvFacts::default(),
             last: None,
         };

@@ -1,6 +1,6 @@
 //! Growth in width: its trigger, its pause and its place.
 
-use meristem_control::{Action, Controller, HeuristicConfig, WidenPlace, WidenTrigger};
+use meristem_control::{Action, Controller, HeuristicConfig, WidenPlace, WidenTrigger, WidthScore};
 use meristem_grow::Rules;
 
 use super::scripted_env::{Env, quick, with};
@@ -24,12 +24,12 @@ fn it_widens_the_layer_that_has_grown_least_and_pauses_in_between() {
     assert_eq!(steps, expected, "each layer once, up to 1.5 times its features");
 }
 
-/// Steps and layers of WIDEN, with these rules, while the score and the orthogonality of two layers
-/// have these values.
+/// Steps and layers of WIDEN, with these rules, while the control score, and all scores of two
+/// layers, have these values.
 fn widened(
     change: impl Fn(&mut HeuristicConfig),
     scores_pp: &[f32],
-    orthogonality: impl Fn(usize) -> [f32; 2],
+    of_layers: impl Fn(usize) -> [f32; 2],
 ) -> Vec<(usize, usize)> {
     let mut env = Env::new(0, "r0", Rules { max_modules: 0, ..quick() });
     let layers = env.host.spec().widenable().len();
@@ -38,8 +38,11 @@ fn widened(
         change(config);
     });
     let step = |(step, score_pp): (usize, &f32)| {
-        env.orthogonality = orthogonality(step).to_vec();
-        env.orthogonality.resize(layers, 0.0);
+        for score in WidthScore::ALL {
+            let scores = env.width_scores.of_mut(score);
+            *scores = of_layers(step).to_vec();
+            scores.resize(layers, 0.0);
+        }
         // What it remembers is what it saves.
         let saved = heuristic.save().unwrap();
         heuristic.begin_episode(9);
@@ -91,4 +94,54 @@ fn orthogonality_is_a_trigger_and_a_place() {
     assert_eq!(widened(rules(trigger, place), &scores, |step| [1.0 - step as f32, 0.0]), [(0, 0)]);
     let unknown = widened(rules(trigger, place), &scores, |_| [f32::NAN; 2]);
     assert_eq!(unknown, [], "what is not known triggers nothing");
+}
+
+#[test]
+fn measured_gradients_are_triggers_and_places() {
+    let scores = [50.0; 8];
+    let all = [
+        (WidenTrigger::GradientRatio(0.5), WidenPlace::GradientRatio, WidthScore::GradientRatio),
+        (
+            WidenTrigger::NaturalGradient(0.5),
+            WidenPlace::NaturalGradient,
+            WidthScore::NaturalGradient,
+        ),
+    ];
+    for (trigger, place, score) in all {
+        let rules = |trigger, place| {
+            move |config: &mut HeuristicConfig| {
+                (config.widen_trigger, config.widen_place) = (trigger, place);
+            }
+        };
+        let falling = |step: usize| if step < 3 { [0.6, 1.0] } else { [0.5, 1.0] };
+        assert_eq!(
+            widened(rules(trigger, WidenPlace::Smallest), &scores, falling),
+            [(0, 0), (2, 1), (4, 1)],
+            "a layer until its score is no longer above 0.5"
+        );
+        assert_eq!(
+            widened(rules(WidenTrigger::Schedule, place), &scores, falling)[..3],
+            [(0, 1), (2, 1), (4, 0)],
+            "the second has the largest score, until it has twice its features"
+        );
+        let unknown = |_| [f32::NAN, 0.1];
+        assert_eq!(widened(rules(trigger, place), &scores, unknown), [], "no score is above 0.5");
+        let first = widened(rules(WidenTrigger::Schedule, place), &scores, unknown)[0];
+        assert_eq!(first, (0, 1), "a layer without a score comes last");
+        let needs = |change: &dyn Fn(&mut HeuristicConfig)| {
+            let mut config = HeuristicConfig { widen_by: 0.5, ..HeuristicConfig::default() };
+            change(&mut config);
+            WidthScore::ALL.map(|score| config.needs(score))
+        };
+        let only = WidthScore::ALL.map(|of| of == score);
+        assert_eq!(needs(&rules(trigger, WidenPlace::Smallest)), only);
+        assert_eq!(needs(&rules(WidenTrigger::Plateau, place)), only);
+        assert_eq!(
+            needs(&|config: &mut HeuristicConfig| {
+                rules(trigger, place)(config);
+                config.widen_by = 0.0;
+            }),
+            [false; 3]
+        );
+    }
 }

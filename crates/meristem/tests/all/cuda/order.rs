@@ -65,6 +65,22 @@ fn a_policy_that_widens_is_independent_of_the_order_and_resumes() {
     kill(&wide);
 }
 
+/// The heuristic makes layers wider by gradients that it measures; in another order and killed.
+#[test]
+#[ignore = "needs a GPU or its stand-in"]
+fn measured_gradients_are_independent_of_the_order_and_resume() {
+    let wide = "train --dataset arrays --data-root images.safetensors --preset quick \
+         --host mlp:4,4 --controller heuristic --max-modules 0 --widen-by 0.5 --widen-pause 2 \
+         --widen-trigger gradient_ratio:0.5 --widen-place natural_gradient --max-gap 99 \
+         --parameters-per-image 99 --batch 16 --control-split 0.2 --envs 2 --steps 9 --twin off \
+         --checkpoint-every 2 --quiet";
+    assert_independent_of_order(wide);
+    let m = with_images();
+    let whole = run(&m, wide, "wide", 1);
+    assert!(!of_kind(&whole.events, "layer_widened").is_empty(), "nothing got wider");
+    kill(wide);
+}
+
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn replicas_are_independent_of_the_order_on_the_device() {

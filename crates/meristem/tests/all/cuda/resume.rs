@@ -23,7 +23,8 @@ pub(super) fn kill(arguments: &str) {
 
 pub(super) fn kill_in(m: Meristem, arguments: &str) {
     let expected = run(&m, arguments, "whole", 1);
-    assert!(!of_kind(&expected.events, "module_germinated").is_empty(), "nothing grew");
+    let grew = |kind| !of_kind(&expected.events, kind).is_empty();
+    assert!(grew("module_germinated") || grew("layer_widened"), "nothing grew");
     let start = format!("{arguments} --devices cuda:0 --run-dir killed");
     let mut command = m.command();
     command.args(start.split_whitespace()).stdout(Stdio::null()).stderr(Stdio::null());

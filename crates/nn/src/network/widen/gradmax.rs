@@ -31,6 +31,15 @@ pub(super) fn outgoing(gradient: &DMatrix<f64>, count: usize, length: f64) -> Op
     Some(all)
 }
 
+/// Root mean square of the lengths of the gradients that the incoming weights of the features of
+/// [`outgoing`] get; features beyond the rank count with 0.
+pub(super) fn largest_gradient(gradient: &DMatrix<f64>, count: usize, length: f64) -> Option<f64> {
+    let found = decomposed(gradient.clone())?;
+    let values = found.singular_values.iter().take(count.min(rank(&found)));
+    let squares: f64 = values.map(|value| (value * length).powi(2)).sum();
+    Some((squares / count.max(1) as f64).sqrt())
+}
+
 /// Number of singular values, largest first, that do not count as 0.
 pub(super) fn rank(found: &SVD<f64, Dyn, Dyn>) -> usize {
     let values = &found.singular_values;
@@ -64,6 +73,10 @@ mod tests {
             found.column_iter().map(|v| (m.transpose() * v).norm() / 2.0).collect();
         assert!((norms[0] - largest).abs() < 1e-9 * largest, "{} {largest}", norms[0]);
         assert!(norms.windows(2).all(|pair| pair[0] >= pair[1]), "{norms:?}");
+        // Of 4 vectors of length 2.
+        let squares = norms.iter().map(|norm| (2.0 * norm).powi(2)).sum::<f64>();
+        let all = largest_gradient(&m, 4, 2.0).unwrap();
+        assert!((all - (squares / 4.0).sqrt()).abs() < 1e-9 * all, "{all} {norms:?}");
         let gram = found.transpose() * &found;
         assert!((gram - DMatrix::identity(4, 4) * 4.0).norm() < 1e-12);
         let all = outgoing(&m, 6, 1.0).unwrap();

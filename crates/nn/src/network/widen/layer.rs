@@ -152,6 +152,17 @@ impl WideLayer {
         })
     }
 
+    /// Root mean square, over the features that were there, of the lengths of the gradients of
+    /// their incoming weights and bias. `rows` returns the gradient of a tensor's rows that were
+    /// there.
+    pub(super) fn own_gradient(&self, rows: impl Fn(&str) -> Vec<f64>) -> f64 {
+        let weight = rows(&self.weight);
+        let bias = self.bias.as_deref().map(rows).unwrap_or_default();
+        let features = (weight.len() / self.incoming.max(1)).max(1);
+        let squares: f64 = weight.iter().chain(&bias).map(|x| x * x).sum();
+        (squares / features as f64).sqrt()
+    }
+
     /// `E[δ bᵀ]`: the gradient of the reader's weights for the features that were there, and of its
     /// bias. The reader is linear.
     pub(super) fn reader_gradient(&self, mean: impl Fn(&str) -> Vec<f64>) -> DMatrix<f64> {

@@ -123,9 +123,7 @@ impl WidthProbe {
     /// # Errors
     /// [`Error::Argument`] without a batch; memory, a failed stream.
     pub fn end_pass(&mut self) -> Result<Option<FurtherFeatures>> {
-        if self.measured.samples == 0 {
-            return Err(Error::argument("end_pass", "batches", "at least one", "none"));
-        }
+        self.check_samples("end_pass")?;
         match (&self.activations, self.search.is_empty()) {
             (Some(LayerInputs { sums, .. }), true) => {
                 let (m, reader) = (self.measured.incoming(), self.measured.reader());
@@ -147,6 +145,45 @@ impl WidthProbe {
                 self.filled(&incoming, &outgoing).map(Some)
             }
         }
+    }
+
+    /// A score of the layer, after the first pass: larger if further features are worth more. NaN
+    /// if gradients or activations are not finite. Waits for the device.
+    ///
+    /// - With [`WidthInit::Gradmax`] the gradient ratio of newborn features: the length of the
+    ///   gradient of a further feature's incoming weights, divided by the length for a feature that
+    ///   is there; both are root mean squares.
+    /// - With [`WidthInit::Tiny`] the natural expansion score Δη/η of the module `tiny`: the fall
+    ///   of the loss that the further features add, as a part of the fall by changes of the
+    ///   reader's weights.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] without a batch, or for another initialisation; a failed stream.
+    pub fn score(&self) -> Result<f32> {
+        self.check_samples("score")?;
+        let (m, count) = (self.measured.incoming(), self.layer.features);
+        let quotient = match (&self.activations, self.init) {
+            (Some(LayerInputs { sums, .. }), _) => {
+                let found = tiny::expansion(sums, &m, &self.measured.reader(), count);
+                found.map(|[now, further]| further / now)
+            }
+            (None, WidthInit::Gradmax) => {
+                let further = gradmax::largest_gradient(&m, count, self.length()?);
+                further.map(|further| further / self.measured.own_gradient())
+            }
+            (None, init) => {
+                let expected = "`gradmax` or `tiny`, which measure the best features";
+                return Err(Error::argument("score", "init", expected, init.name()));
+            }
+        };
+        Ok(quotient.unwrap_or(f64::NAN) as f32)
+    }
+
+    fn check_samples(&self, operation: &'static str) -> Result<()> {
+        if self.measured.samples > 0 {
+            return Ok(());
+        }
+        Err(Error::argument(operation, "batches", "at least one", "none"))
     }
 
     /// Floating-point operations of this pass for one sample.
@@ -265,6 +302,17 @@ impl Measured {
         self.layer.incoming_gradient(|name| {
             let origin = self.widening.origin(name);
             origin.map(|origin| origin.further_rows(&self.mean(name))).unwrap_or_default()
+        })
+    }
+
+    /// See [`WideLayer::own_gradient`].
+    fn own_gradient(&self) -> f64 {
+        self.layer.own_gradient(|name| {
+            let mut gradient = self.mean(name);
+            let further = self.widening.origin(name).map(|origin| origin.further_rows(&gradient));
+            // Further rows are the last ones.
+            gradient.truncate(gradient.len() - further.map_or(0, |rows| rows.len()));
+            gradient
         })
     }
 

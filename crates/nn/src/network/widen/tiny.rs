@@ -18,8 +18,19 @@
 //! absolute value is positive. The lengths of the formula's incoming and outgoing weights of a
 //! feature may differ by orders of magnitude; here both have the same length, with the same
 //! product. A line search of the loss then gives all features together one amplitude.
+//!
+//! # How much they are worth
+//! A small step in the direction of v lowers the loss at first order, per unit of its size, by
+//! ```text
+//! η  = tr(E[v bᵀ] E[b bᵀ]⁻¹ E[b vᵀ])     with the best change of the reader's weights
+//! Δη = Σ_{j ≤ k} λ_j²                    further, with the best k features
+//! ```
+//! η is gᵀF⁻¹g, the natural expansion score of Mitchell, Menzenbach, Kersting, Mundt, "Self
+//! Expanding Neural Networks", 2023 (arXiv 2307.04526), for the weights of the reader, with the
+//! Fisher matrix F = E[b bᵀ] ⊗ I.
 
-use nalgebra::{DMatrix, SymmetricEigen};
+use nalgebra::linalg::SVD;
+use nalgebra::{DMatrix, Dyn, SymmetricEigen};
 
 use super::gradmax::{ITERATIONS_MAX, decomposed, rank};
 
@@ -83,11 +94,7 @@ pub(super) fn features(
     reader: &DMatrix<f64>,
     count: usize,
 ) -> Option<Features> {
-    let n = 1.0 / seen.samples.max(1.0);
-    let inverse = power(&seen.bb * n, -1.0)?;
-    let missing = -(m - reader * inverse * (&seen.bh * n));
-    let root = power(&seen.hh * n, -0.5)?;
-    let found = decomposed(&root * missing.transpose())?;
+    let Missing { root, found, .. } = Missing::new(seen, m, reader)?;
     let (mut incoming, mut outgoing) =
         (DMatrix::zeros(m.ncols(), count), DMatrix::zeros(m.nrows(), count));
     if let (Some(u), Some(wt)) = (&found.u, &found.v_t) {
@@ -102,6 +109,42 @@ pub(super) fn features(
         }
     }
     Some(Features { incoming, outgoing })
+}
+
+/// η of the reader's weights, and Δη of `count` features; the arguments and `None` as in
+/// [`features`].
+pub(super) fn expansion(
+    seen: &Activations,
+    m: &DMatrix<f64>,
+    reader: &DMatrix<f64>,
+    count: usize,
+) -> Option<[f64; 2]> {
+    let Missing { found, now, .. } = Missing::new(seen, m, reader)?;
+    let values = found.singular_values.iter().take(count.min(rank(&found)));
+    Some([now, values.map(|value| value * value).sum()])
+}
+
+/// The part of the desired change that no change of the reader's weights gives.
+struct Missing {
+    /// S^-½.
+    root: DMatrix<f64>,
+    /// The decomposition of S^-½ N.
+    found: SVD<f64, Dyn, Dyn>,
+    /// η of the reader's weights.
+    now: f64,
+}
+
+impl Missing {
+    fn new(seen: &Activations, m: &DMatrix<f64>, reader: &DMatrix<f64>) -> Option<Self> {
+        let n = 1.0 / seen.samples.max(1.0);
+        let inverse = power(&seen.bb * n, -1.0)?;
+        let change = reader * inverse;
+        let missing = -(m - &change * (&seen.bh * n));
+        let root = power(&seen.hh * n, -0.5)?;
+        let found = decomposed(&root * missing.transpose())?;
+        let now = change.component_mul(reader).sum();
+        Some(Self { root, found, now })
+    }
 }
 
 /// A power of a symmetric matrix that has no negative eigenvalues; eigenvalues that count as 0 stay
@@ -165,6 +208,38 @@ mod tests {
             // f64 sums of 200 numbers of size 1.
             assert!(along.abs() < 1e-12, "output {o}, input {j}: {along}");
         }
+    }
+
+    /// In a linear problem η is the part of E‖v‖² that the regression of v on b explains, and Δη of
+    /// all features the part that the regression of the rest on h explains.
+    #[test]
+    fn scores_are_what_regressions_explain() {
+        let (samples, inputs, read, outputs) = (300, 3, 4, 2);
+        let mut random = Rng::new(8, Purpose::Init, 0, 0);
+        let mut draw = |columns: usize| {
+            DMatrix::from_fn(samples, columns, |_, _| f64::from(random.uniform() - 0.5))
+        };
+        let with_one = |of: DMatrix<f64>| of.clone().insert_column(of.ncols(), 1.0);
+        let (h, b, v) = (with_one(draw(inputs)), with_one(draw(read)), draw(outputs));
+        let rows = |of: &DMatrix<f64>, columns: usize| -> Vec<f32> {
+            of.columns(0, columns).transpose().iter().map(|x| *x as f32).collect()
+        };
+        let mut seen = Activations::new(inputs, read);
+        seen.add(&rows(&h, inputs), &rows(&b, read));
+        let mean = |of: &DMatrix<f64>| v.transpose() * of / -(samples as f64);
+        let explained = |of: &DMatrix<f64>, by: &DMatrix<f64>| {
+            let solved = (by.transpose() * by).try_inverse().unwrap() * by.transpose() * of;
+            let fitted = by * solved;
+            (fitted.norm_squared() / samples as f64, of - fitted)
+        };
+        let (by_reader, rest) = explained(&v, &b);
+        let (by_features, _) = explained(&rest, &h);
+        let found = expansion(&seen, &mean(&h), &mean(&b), outputs).unwrap();
+        // f64 sums of 300 products, and inverses of matrices whose condition is below 100.
+        assert!((found[0] - by_reader).abs() < 1e-10 * by_reader, "{found:?} {by_reader}");
+        assert!((found[1] - by_features).abs() < 1e-10 * by_features, "{found:?} {by_features}");
+        let one = expansion(&seen, &mean(&h), &mean(&b), 1).unwrap()[1];
+        assert!(one > 0.0 && one < found[1], "one feature gives a part: {one}");
     }
 
     #[test]

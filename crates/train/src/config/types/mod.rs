@@ -21,6 +21,7 @@ mod sampler;
 mod scheduler;
 mod space;
 mod task;
+mod widen;
 
 pub use self::amount::{BatchLimit, ByteSize, ClipNorm};
 pub use self::augmentations::Augmentations;
@@ -45,6 +46,7 @@ pub use self::sampler::Sampler;
 pub use self::scheduler::Scheduler;
 pub use self::space::{Dimension, Space};
 pub use self::task::{LossKind, TaskKind};
+pub(crate) use self::widen::MeasuringRule;
 pub use super::text::BadValue;
 pub(crate) use super::text::{choose, one_of, serde_as_text, unknown};
 
