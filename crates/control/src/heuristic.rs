@@ -2,10 +2,11 @@
 
 use std::cmp::Reverse;
 
-use meristem_grow::{Curve, Host, Slot, Speed, Stage};
+use meristem_grow::{Curve, Host, Speed, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
+use crate::budget::{parameters, size_in};
 use crate::controller::Controller;
 use crate::error::Result;
 use crate::heuristic_config::{HeuristicConfig, WidenTrigger};
@@ -179,8 +180,7 @@ impl HeuristicMemory {
         if config.widen_by == 0.0 || paused || is_early || overfits(view, config) {
             return Action::Wait;
         }
-        let fits = |host: &Host| config.max_parameters.is_none_or(|most| parameters(host) <= most);
-        let next = widening::choose(view, config, &self.first_orthogonality, fits);
+        let next = widening::choose(view, config, &self.first_orthogonality);
         next.map_or(Action::Wait, |next| Action::Widen { layer: next.layer, by: next.by })
     }
 
@@ -203,19 +203,6 @@ impl HeuristicMemory {
         });
         best.map(|(slot, blueprint, _)| (slot, blueprint))
     }
-}
-
-/// Parameters of a blueprint in a slot; `None` only for an index without a blueprint. Does not
-/// check that the blueprint fits the slot ([`meristem_grow::Blueprint::parameters`]).
-fn size_in(host: &Host, slot: &Slot, blueprint: usize) -> Option<usize> {
-    host.blueprints().get(blueprint)?.parameters(slot.dims).ok()
-}
-
-/// Parameters of a host and all its modules, also modules that are not yet blended in.
-fn parameters(host: &Host) -> usize {
-    let module = |slot: &Slot| size_in(host, slot, slot.module.as_ref()?.blueprint_index);
-    let modules: usize = host.slots().iter().filter_map(module).sum();
-    host.bare_parameters() + modules
 }
 
 /// Whether the gain in score per step, over the last `plateau_steps` steps, is not significantly

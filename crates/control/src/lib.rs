@@ -49,6 +49,7 @@
 #![forbid(unsafe_code)]
 
 mod action;
+mod budget;
 mod controller;
 mod error;
 mod gae;

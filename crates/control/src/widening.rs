@@ -3,6 +3,7 @@
 
 use meristem_grow::{Host, NetworkSize, WidenableLayer};
 
+use crate::budget;
 use crate::heuristic_config::{HeuristicConfig, WidenPlace, WidenTrigger, WidthScore};
 use crate::view::EnvView;
 
@@ -51,10 +52,28 @@ pub(crate) fn amount(host: &Host, layer: usize, share: f64) -> usize {
 }
 
 impl HeuristicConfig {
-    /// Further features that the heuristic gives a layer of [`Host::widenable`] at once.
-    pub fn further_features(&self, host: &Host, layer: usize) -> usize {
-        amount(host, layer, self.widen_by)
+    /// Further features that the heuristic may give a layer of [`Host::widenable`] at once; `None`
+    /// if the layer, or the host, would be too large then, or if the host forbids the change.
+    pub fn further_features(&self, host: &Host, layer: usize) -> Option<usize> {
+        let (now, initial) = (host.widenable(), host.first_spec().widenable());
+        let features = [initial.get(layer)?.features, now.get(layer)?.features];
+        Some(further_features(host, self, (layer, features))?.0)
     }
+}
+
+/// As [`HeuristicConfig::further_features`], for a layer with its initial and its present number of
+/// features. Also returns the new number as a multiple of the initial one.
+fn further_features(
+    host: &Host,
+    config: &HeuristicConfig,
+    (layer, [initial, now]): (usize, [usize; 2]),
+) -> Option<(usize, f64)> {
+    let (by, factor) = growth(initial, now, config.widen_by);
+    let fits = || {
+        let mut wider = host.clone();
+        wider.widen(layer, by).is_ok() && budget::fits(&wider, config)
+    };
+    (factor <= config.widen_up_to && fits()).then_some((by, factor))
 }
 
 /// The changes of width that a policy may choose, for each layer of [`Host::widenable`].
@@ -77,17 +96,15 @@ pub(crate) fn widenings(view: &EnvView<'_>) -> Vec<LayerWidening> {
 }
 
 /// The layer that becomes wider, by trigger and place, if any may. `first` has the orthogonality of
-/// the layers in the first step, `fits` returns whether a host is within its budget.
+/// the layers in the first step.
 pub(crate) fn choose(
     view: &EnvView<'_>,
     config: &HeuristicConfig,
     first: &[f32],
-    fits: impl Fn(&Host) -> bool,
 ) -> Option<Candidate> {
     let initial = view.host.first_spec().widenable();
     let layers = view.host.widenable().into_iter().zip(initial).enumerate();
     let candidates = layers.filter_map(|(layer, (now, initial))| {
-        let (by, factor) = growth(initial.features, now.features, config.widen_by);
         let score = |score: WidthScore| {
             let at = |of: &[f32]| of.get(layer).map_or(f64::NAN, |value| f64::from(*value));
             let now = at(view.width_scores.of(score));
@@ -103,12 +120,9 @@ pub(crate) fn choose(
         let is_due = config.widen_trigger.score().is_none_or(|of| score(of) > threshold);
         let score = config.widen_place.score().map_or(0.0, score);
         let score = if score.is_nan() { f64::NEG_INFINITY } else { score };
-        let fits_wider = || {
-            let mut wider = view.host.clone();
-            wider.widen(layer, by).is_ok() && fits(&wider)
-        };
-        let may = is_due && factor <= config.widen_up_to && fits_wider();
-        may.then_some(Candidate { layer, by, factor, score })
+        let of_layer = (layer, [initial.features, now.features]);
+        let (by, factor) = further_features(view.host, config, of_layer).filter(|_| is_due)?;
+        Some(Candidate { layer, by, factor, score })
     });
     candidates.min_by(|one, other| match config.widen_place {
         WidenPlace::Smallest => one.factor.total_cmp(&other.factor),

@@ -60,6 +60,22 @@ pub enum UnaryFunction {
 }
 
 impl UnaryFunction {
+    /// The derivative just above 0.
+    pub const fn slope_above_zero(self) -> f64 {
+        match self {
+            UnaryFunction::Relu
+            | UnaryFunction::Tanh
+            | UnaryFunction::LeakyRelu { .. }
+            | UnaryFunction::Elu => 1.0,
+            UnaryFunction::Gelu
+            | UnaryFunction::GeluTanh
+            | UnaryFunction::Silu
+            | UnaryFunction::Softplus
+            | UnaryFunction::HardSwish => 0.5,
+            UnaryFunction::Sigmoid => 0.25,
+        }
+    }
+
     /// Whether the gradient is computed from x, which is then kept until backward. The derivative
     /// of every other function is a function of its value.
     pub const fn saves_input(self) -> bool {

@@ -91,11 +91,11 @@ impl Stream {
     ///
     /// - On a CPU device the buffer is the tensor's memory, and a worker calls `make` in stream
     ///   order; if `make` panics, the stream fails.
-    /// - For a CUDA device the buffer is staging memory, and this function calls `make`, even if an
-    ///   open scope then forbids the copy; if `make` panics, the panic reaches the caller, and
-    ///   nothing is enqueued. Waits for earlier copies while more than 256 MiB of staging memory
-    ///   are in use. An upload above 64 MiB goes through pageable memory, and the host waits for
-    ///   it. Each wait counts as a synchronisation. For uploads that repeat,
+    /// - For a CUDA device the buffer is staging memory, and this function calls `make`, unless an
+    ///   open scope forbids the copy; if `make` panics, the panic reaches the caller, and nothing
+    ///   is enqueued, though the copy was counted. Waits for earlier copies while more than 256 MiB
+    ///   of staging memory are in use. An upload above 64 MiB goes through pageable memory, and the
+    ///   host waits for it. Each wait counts as a synchronisation. For uploads that repeat,
     ///   [`host_buffers`](Stream::host_buffers) has neither limit.
     ///
     /// # Errors

@@ -109,11 +109,11 @@ impl Host {
         Ok(host)
     }
 
-    /// Whether gradients of further features of a layer can be measured as for this initialisation:
-    /// it suits the layer, and its features have few enough weights.
-    pub fn can_measure(&self, layer: usize, init: WidthInit) -> bool {
+    /// Whether a layer has a score from the measurement of this initialisation
+    /// ([`meristem_nn::WidthProbe::score`]), and its features have few enough weights.
+    pub fn can_score(&self, layer: usize, init: WidthInit) -> bool {
         let found = self.widenable_layer(layer);
-        let found = found.ok().filter(|layer| layer.lacks(init).is_none());
+        let found = found.ok().filter(|layer| layer.lacks_for_score(init).is_none());
         found.is_some_and(|layer| self.check_measured(&layer, init).is_ok())
     }
 

@@ -40,9 +40,19 @@ impl WidenableLayer {
         &self.reader
     }
 
+    /// Requirements of a score from the measurement of this initialisation that the layer does not
+    /// meet; `None` if it has the score.
+    pub fn lacks_for_score(&self, init: WidthInit) -> Option<&'static str> {
+        match self.lacks(init) {
+            // Features that are not 0 at 0 change the outputs on which the measurement is based.
+            None if self.has_offset => Some("a layer without sigmoid or softplus after it"),
+            lacks => lacks,
+        }
+    }
+
     /// Requirements of an initialisation of further features that the layer does not meet; `None`
     /// if it suits the layer.
-    pub fn lacks(&self, init: WidthInit) -> Option<&'static str> {
+    fn lacks(&self, init: WidthInit) -> Option<&'static str> {
         match init {
             WidthInit::Gradmax
                 if self.has_norm_or_depthwise || self.has_offset || !self.has_bias =>

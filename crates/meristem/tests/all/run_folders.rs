@@ -100,6 +100,8 @@ fn a_folder_of_too_many_entries_is_not_verified() {
     for entry in 0..100_000 {
         fs::File::create(m.path("many").join(entry.to_string())).unwrap();
     }
+    m.fails("runs verify many", 2, &["many is not the folder of a run"]);
+    fs::File::create(m.path("many/one-more")).unwrap();
     m.fails("runs verify many", 1, &["many", "more entries than the 100,000", "a folder below it"]);
 }
 

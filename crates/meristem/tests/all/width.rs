@@ -139,6 +139,46 @@ fn scores_of_gradients_are_resumed_to_the_same_bits() {
     m.fails(&format!("{of_linear} --widen-trigger gradient_ratio --run-dir no"), 2, &["ratio:X"]);
 }
 
+/// A layer in a branch beside a sigmoid, and with dropout before its activation function.
+const BRANCHES: &str = r#"
+layers = [
+  "flatten",
+  { slot = { name = "first" } },
+  { branches = { join = "add", branches = [
+      [{ linear = { out = 6 } }, "sigmoid", { linear = { out = 8 } }],
+      [{ linear = { out = 6 } }, { dropout = { p = 0.3 } }, "relu", { linear = { out = 8 } }],
+  ] } },
+  { linear = { out = "classes" } },
+]
+"#;
+
+/// Layers that cannot be measured stay as they are, and demonstrations follow the rules, too.
+#[test]
+fn scores_of_gradients_in_branches_and_in_demonstrations() {
+    let m = with_images();
+    fs::write(m.path("branches.toml"), BRANCHES).unwrap();
+    let run = format!(
+        "{RUN} --envs 1 --steps 8 --max-modules 0 --widen-by 0.5 --widen-pause 1 --max-gap 99 \
+         --parameters-per-image 99"
+    );
+    let of = |host: &str| run.replace("cnn:channels=2,blocks=2", host);
+    let rules = "--widen-trigger natural_gradient:0 --widen-place gradient_ratio";
+    m.ok(&format!("{} --controller heuristic {rules} --run-dir branches", of("branches.toml")));
+    let widened = outcome(&m, "branches");
+    let layers = widened.events.iter().filter(|event| event["event"] == "layer_widened");
+    let layers: Vec<&str> = layers.map(|event| event["layer"].as_str().unwrap()).collect();
+    assert!(!layers.is_empty() && layers.iter().all(|l| l.contains("branches.1")), "{layers:?}");
+    let policy =
+        "--controller ppo --policy-form set-widen --policy-hidden 8 --ppo-demonstrations 1";
+    m.ok(&format!("{} {policy} {rules} --rounds 1 --run-dir taught", of("mlp:4,4")));
+    assert!(widths(&outcome(&m, "taught")) > 0, "the demonstrations widen");
+    // Without a layer that could become wider there is nothing to measure.
+    let linear =
+        r#"layers = ["flatten", { slot = { name = "s" } }, { linear = { out = "classes" } }]"#;
+    fs::write(m.path("linear.toml"), linear).unwrap();
+    m.ok(&format!("{} --controller heuristic {rules} --run-dir linear", of("linear.toml")));
+}
+
 /// A policy that makes layers wider: it learns from the heuristic, then from rewards; its file acts
 /// in runs with and without growth in width.
 #[test]

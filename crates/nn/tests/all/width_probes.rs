@@ -11,7 +11,7 @@ use crate::common::host;
 use crate::network::{self, batch, train};
 use crate::widen::{BATCH, convolutions, f32s, flattened, outputs};
 use meristem_device::{Owner, Stream, Tensor};
-use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, SgdConfig, WidthInit};
+use meristem_nn::graph::{ConvGeometry, Dims, Graph, GraphBuilder, NodeId, SgdConfig, WidthInit};
 use meristem_nn::{FurtherFeatures, HostTensor, Metrics, Network, StateDict, WidthProbe};
 
 const SGD: SgdConfig = SgdConfig { lr: 0.05, momentum: 0.9, weight_decay: 0.0, clip_norm: 1.0 };
@@ -254,13 +254,12 @@ fn score(
     init: WidthInit,
     batches: &[(Tensor, Tensor)],
 ) -> f32 {
-    let wide = build(from + by);
+    let wide = build(from + 1);
     let measured = WidthProbe::features(network, &wide, init).unwrap();
     let mut probe = WidthProbe::new(network, &wide, build(from + measured), init).unwrap();
-    let error = probe.score().unwrap_err().to_string();
-    assert!(error.contains("at least one"), "{error}");
+    assert!(probe.score(by).unwrap().is_nan(), "without a batch");
     batches.iter().for_each(|(inputs, targets)| probe.add(inputs, targets).unwrap());
-    probe.score().unwrap()
+    probe.score(by).unwrap()
 }
 
 /// The gradient ratio is the one of the features of `gradmax`, once the network has them.
@@ -315,7 +314,7 @@ fn more_features_have_a_larger_natural_score_and_unknown_ones_none() {
     }
     let mut probe = WidthProbe::new(&it, &mlp(7), mlp(21), WidthInit::Firefly).unwrap();
     probe.add(&batches[0].0, &batches[0].1).unwrap();
-    let error = probe.score().unwrap_err().to_string();
+    let error = probe.score(2).unwrap_err().to_string();
     assert!(error.contains("`gradmax` or `tiny`") && error.contains("firefly"), "{error}");
 }
 
@@ -337,4 +336,57 @@ fn an_initialisation_that_does_not_suit_the_layer_is_refused() {
     assert!(error.to_string().contains("at least one"), "{error}");
     let other = WidthProbe::features(&it, &conv(5), WidthInit::Firefly);
     assert!(other.is_err(), "another network");
+}
+
+/// Features that the reader has in abundance are worth little, whatever the activation function:
+/// with more features than samples it fits each sample's desired change, up to directions of hardly
+/// any variance.
+#[test]
+fn the_natural_score_does_not_depend_on_the_slope_of_the_activation() {
+    let stream = host::stream(2);
+    type Function = fn(&mut GraphBuilder, NodeId) -> NodeId;
+    let functions: [(&str, Function); 5] = [
+        ("relu", GraphBuilder::relu),
+        ("gelu", GraphBuilder::gelu),
+        ("gelu_tanh", GraphBuilder::gelu_tanh),
+        ("silu", GraphBuilder::silu),
+        ("hard_swish", GraphBuilder::hard_swish),
+    ];
+    for (name, function) in functions {
+        let build = |width| {
+            let mut b = GraphBuilder::new(Dims { c: 6, h: 1, w: 1 }, SGD);
+            let x = b.linear(b.input(), "one", width, true, None).unwrap();
+            let x = b.dropout(x, "drop", 0.5).unwrap();
+            let x = function(&mut b, x);
+            let x = b.linear(x, "two", 3, true, None).unwrap();
+            Arc::new(b.finish(x).unwrap())
+        };
+        let it = network::network(&stream, &build(200), BATCH);
+        let batches = batches(&stream, build(200).input_dims());
+        let score = score(&it, (&build, 200, 8), WidthInit::Tiny, &batches);
+        assert!(score < 0.05, "{name}: {score}");
+    }
+}
+
+/// Other ways through the graph do not matter, nor what lies on them.
+#[test]
+fn a_layer_in_a_branch_is_measured() {
+    let stream = host::stream(2);
+    let build = |width| {
+        let mut b = GraphBuilder::new(Dims { c: 4, h: 1, w: 1 }, SGD);
+        let other = b.linear(b.input(), "other", 6, true, None).unwrap();
+        let x = b.linear(b.input(), "one", width, true, None).unwrap();
+        let other = b.sigmoid(other);
+        let other = b.linear(other, "last", 5, true, None).unwrap();
+        let x = b.relu(x);
+        let x = b.linear(x, "two", 5, true, None).unwrap();
+        let x = b.add(x, other).unwrap();
+        let x = b.linear(x, "classifier", 3, true, None).unwrap();
+        Arc::new(b.finish(x).unwrap())
+    };
+    let it = network::network(&stream, &build(5), BATCH);
+    let batches = batches(&stream, build(5).input_dims());
+    for init in [WidthInit::Gradmax, WidthInit::Tiny] {
+        assert!(score(&it, (&build, 5, 2), init, &batches) > 0.0, "{init:?}");
+    }
 }

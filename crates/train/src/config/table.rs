@@ -434,7 +434,7 @@ settings! {
         /// the layer are as orthogonal as in the first step, by widen-orthogonality.
         /// gradient_ratio:X: the gradients that new features would get are more than X times as
         /// large as the present ones. natural_gradient:X: new features would lower the loss by more
-        /// than X times as much as changes of present weights.
+        /// than X times as much as changes of the next layer's weights.
         widen_trigger in heuristic.widen_trigger: WidenTrigger,
             unit("RULE"), since(15, "schedule"), of_member(), of_heuristic(), of_width();
         /// Layer that the heuristic makes wider. smallest: the one whose number of features after

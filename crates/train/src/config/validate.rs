@@ -224,14 +224,21 @@ fn check_width_rules(config: &TrainConfig) -> Result<()> {
         return Err(Error::value("widen-trigger", "plateau", expected));
     }
     for MeasuringRule { key, value, score } in MeasuringRule::all(&config.heuristic) {
-        let other = if key == "widen-trigger" { "schedule or plateau" } else { "smallest" };
         let is_own_loss = config.loss == LossKind::External;
-        let reason = match (config.data_parallel, score.gradients_of()) {
-            (true, _) => "with data-parallel, whose ranks have different batches",
-            (false, Some(_)) if is_own_loss => "with a loss of the program",
+        let expected = match (config.data_parallel, score.gradients_of(), key) {
+            (true, _, "widen-trigger") => {
+                "schedule or plateau with data-parallel, whose ranks have different batches"
+            }
+            (true, ..) => "smallest with data-parallel, whose ranks have different batches",
+            (false, Some(_), "widen-trigger") if is_own_loss => {
+                "schedule, plateau or orthogonality with a loss of the program"
+            }
+            (false, Some(_), _) if is_own_loss => {
+                "smallest or orthogonality with a loss of the program"
+            }
             _ => continue,
         };
-        return Err(Error::value(key, value, format!("{other} {reason}")));
+        return Err(Error::value(key, value, expected));
     }
     Ok(())
 }

@@ -204,23 +204,22 @@ impl TrainedHost {
         wider.map(|wider| self.probe(setup, &self.host, wider, init)).transpose()
     }
 
-    /// A probe for the score of a layer that would get this number of further features; `None` if
-    /// it cannot be measured, or cannot get them now. The network must be up to date. Waits for the
-    /// device.
+    /// A probe for the score of a layer; `None` if it has none, or cannot get wider now. The
+    /// network must be up to date. Waits for the device.
     ///
     /// # Errors
     /// Out of memory, a failed stream.
     pub(crate) fn score_probe(
         &self,
         setup: &Setup,
-        (layer, by): (usize, usize),
+        layer: usize,
         init: WidthInit,
     ) -> Result<Option<WidthProbe>> {
-        if !self.host.can_measure(layer, init) {
+        if !self.host.can_score(layer, init) {
             return Ok(None);
         }
-        let wide = self.host.with_features(layer, by).ok();
-        wide.map(|wide| self.probe(setup, &wide, (layer, by), init)).transpose()
+        let wide = self.host.with_features(layer, 1).ok();
+        wide.map(|wide| self.probe(setup, &wide, (layer, 1), init)).transpose()
     }
 
     /// A probe for a network that is to become the one of `wide`, where `layer` has `by` further

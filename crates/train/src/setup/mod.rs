@@ -30,7 +30,7 @@ use crate::config::{PolicyFile, TrainConfig};
 use crate::error::{Error, Result};
 use crate::hosts::misfit;
 use crate::input_file::{InputFile, add_files};
-use crate::settings::{self, Augmentations, ControllerKind, GrowthLr};
+use crate::settings::{self, Augmentations, ControllerKind, GrowthLr, ObservationForm};
 use crate::setup::script::ScriptFile;
 use crate::setup::weights::{InputForm, Interface, OutputForm, Wanted, Weights};
 use crate::task::{Task, TaskSettings};
@@ -327,21 +327,29 @@ impl Setup {
         }
     }
 
+    /// Whether the heuristic decides about growth in width: as the controller, or in demonstrations
+    /// for a policy. The controller of a program may be such a policy.
+    pub(crate) fn decides_by_rules(&self, config: &TrainConfig) -> bool {
+        let taught = config.policy_form() == ObservationForm::SetWiden;
+        config.controller == ControllerKind::Heuristic
+            || taught && self.config.ppo_demonstrations > 0
+    }
+
     /// Checks that gradients can be measured for the rules of the heuristic that need them, for at
     /// least one layer of the host.
     fn check_width_scores(&self, env: usize, host: &Host) -> Result<()> {
         let config = &self.member(env).config;
-        if config.controller != ControllerKind::Heuristic {
+        let layers = host.widenable();
+        if !self.decides_by_rules(config) || layers.is_empty() {
             return Ok(());
         }
         for MeasuringRule { key, value, score } in MeasuringRule::all(&config.heuristic) {
             let Some(init) = score.gradients_of() else { continue };
-            let layers = host.widenable();
-            if (0..layers.len()).any(|layer| host.can_measure(layer, init)) {
+            if (0..layers.len()).any(|layer| host.can_score(layer, init)) {
                 continue;
             }
-            let lacks = layers.iter().find_map(|layer| layer.lacks(init));
-            let needs = lacks.unwrap_or("a layer whose features have few weights");
+            let lacks = layers.iter().find_map(|layer| layer.lacks_for_score(init));
+            let needs = lacks.unwrap_or("a layer whose features have at most 1024 weights");
             let expected = format!("another one for `{}`: it measures {needs}", host.spec());
             return Err(Error::value(key, value, expected));
         }

@@ -25,9 +25,11 @@ const BATCHES: usize = 16;
 /// # Errors
 /// Out of memory, a device failure.
 pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
-    let StepContext { population, setup, resources, .. } = context;
-    let probes = population.envs.iter().map(|env| Probes::new(env, setup));
+    let StepContext { population, setup, resources, when, .. } = context;
+    let is_taught = when.round < setup.config.ppo_demonstrations;
+    let probes = population.envs.iter().map(|env| Probes::new(env, setup, is_taught));
     let mut probes: Vec<Probes> = probes.collect::<Result<_>>()?;
+    population.envs.iter_mut().for_each(|env| env.width_scores = WidthScores::default());
     if probes.iter().all(Probes::is_empty) {
         return Ok(());
     }
@@ -54,22 +56,29 @@ pub(super) fn measure(context: &mut StepContext<'_, '_>) -> Result<()> {
 /// Probes of the layers of an env.
 struct Probes {
     activations: Option<ActivationProbe>,
-    /// For each score of gradients a probe of each layer; `None` for a layer that cannot be
-    /// measured, or cannot become wider now.
-    gradients: Vec<(WidthScore, Vec<Option<WidthProbe>>)>,
+    /// For each score of gradients a probe of each layer; `None` for a layer without this score, or
+    /// that cannot become wider now.
+    gradients: Vec<(WidthScore, Vec<Option<LayerProbe>>)>,
+}
+
+/// A probe of a layer.
+struct LayerProbe {
+    probe: WidthProbe,
+    /// Further features that the layer would get.
+    by: usize,
 }
 
 impl Probes {
-    /// The probes that the env's rules need.
-    fn new(env: &Env, setup: &Setup) -> Result<Self> {
+    /// The probes that the env's rules need. `is_taught`: in a round of demonstrations.
+    fn new(env: &Env, setup: &Setup, is_taught: bool) -> Result<Self> {
         let config = &setup.member(env.index).config;
+        let rules = &config.heuristic;
         let is_heuristic = config.controller == ControllerKind::Heuristic;
         // The controller of a program may be a policy that learns from one run after another.
         let of_policy = config.policy_form() == ObservationForm::SetWiden;
         let host = &env.grown.host;
         let layers = host.widenable();
-        let orthogonality =
-            (is_heuristic || of_policy) && config.heuristic.needs(WidthScore::Orthogonality);
+        let orthogonality = (is_heuristic || of_policy) && rules.needs(WidthScore::Orthogonality);
         let activations = orthogonality.then(|| {
             let readers: Vec<String> =
                 layers.iter().map(|layer| format!("{}.weight", layer.reader())).collect();
@@ -77,13 +86,17 @@ impl Probes {
         });
         let mut gradients = vec![];
         for score in WidthScore::ALL {
-            let init = score.gradients_of().filter(|_| is_heuristic);
-            let Some(init) = init.filter(|_| config.heuristic.needs(score)) else { continue };
+            let init = score.gradients_of().filter(|_| is_heuristic || of_policy && is_taught);
+            let Some(init) = init.filter(|_| rules.needs(score)) else { continue };
             let of_layer = |layer| {
-                let by = config.heuristic.further_features(host, layer);
-                env.grown.score_probe(setup, (layer, by), init)
+                let Some(by) = rules.further_features(host, layer) else { return Ok(None) };
+                let probe = env.grown.score_probe(setup, layer, init)?;
+                Ok(probe.map(|probe| LayerProbe { probe, by }))
             };
-            gradients.push((score, (0..layers.len()).map(of_layer).collect::<Result<_>>()?));
+            let probes: Vec<_> = (0..layers.len()).map(of_layer).collect::<Result<_>>()?;
+            if probes.iter().any(Option::is_some) {
+                gradients.push((score, probes));
+            }
         }
         Ok(Self { activations: activations.transpose()?, gradients })
     }
@@ -99,7 +112,8 @@ impl Probes {
             probe.add(inputs)?;
             flops += probe.flops()?;
         }
-        for probe in self.gradients.iter_mut().flat_map(|(_, layers)| layers).flatten() {
+        let layers = self.gradients.iter_mut().flat_map(|(_, layers)| layers);
+        for LayerProbe { probe, .. } in layers.flatten() {
             probe.add(inputs, targets)?;
             flops += probe.flops()?;
         }
@@ -112,9 +126,9 @@ impl Probes {
             scores.orthogonality = probe.orthogonality();
         }
         for (score, layers) in &self.gradients {
-            let of_layer = |probe: &Option<WidthProbe>| match probe {
+            let of_layer = |layer: &Option<LayerProbe>| match layer {
                 None => Ok(f32::NAN),
-                Some(probe) => Ok(probe.score()?),
+                Some(LayerProbe { probe, by }) => Ok(probe.score(*by)?),
             };
             *scores.of_mut(*score) = layers.iter().map(of_layer).collect::<Result<_>>()?;
         }

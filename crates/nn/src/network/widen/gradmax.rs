@@ -34,10 +34,17 @@ pub(super) fn outgoing(gradient: &DMatrix<f64>, count: usize, length: f64) -> Op
 /// Root mean square of the lengths of the gradients that the incoming weights of the features of
 /// [`outgoing`] get; features beyond the rank count with 0.
 pub(super) fn largest_gradient(gradient: &DMatrix<f64>, count: usize, length: f64) -> Option<f64> {
-    let found = decomposed(gradient.clone())?;
+    let squares = largest_squares(gradient.clone(), count)?;
+    Some(length * (squares / count.max(1) as f64).sqrt())
+}
+
+/// The sum of squares of the `count` largest singular values of a matrix. `None` as from
+/// [`decomposed`].
+pub(super) fn largest_squares(matrix: DMatrix<f64>, count: usize) -> Option<f64> {
+    let is_finite = matrix.iter().all(|x| x.is_finite());
+    let found = is_finite.then(|| matrix.try_svd(false, false, f64::EPSILON, ITERATIONS_MAX))??;
     let values = found.singular_values.iter().take(count.min(rank(&found)));
-    let squares: f64 = values.map(|value| (value * length).powi(2)).sum();
-    Some((squares / count.max(1) as f64).sqrt())
+    Some(values.map(|value| value * value).sum())
 }
 
 /// Number of singular values, largest first, that do not count as 0.

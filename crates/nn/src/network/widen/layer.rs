@@ -29,10 +29,35 @@ pub(super) struct WideLayer {
     is_linear: bool,
     /// Whether features with incoming weights 0 are 0 at the reader.
     is_zero_at_zero: bool,
+    /// Derivative of a feature at the reader by its sum of inputs, just above 0.
+    pub(super) slope: f64,
 }
 
-/// Input, weight and bias of a convolution or linear layer.
-type Layer = (NodeId, ParamId, Option<ParamId>);
+/// The operations on the ways from one node to another, without these two.
+fn between(graph: &Graph, from: NodeId, to: NodeId) -> Vec<&NodeOp> {
+    let (from, to) = (from.index(), to.index());
+    // Nodes come after their inputs.
+    let mut follows = vec![false; graph.nodes.len()];
+    let mut leads = follows.clone();
+    (follows[from], leads[to]) = (true, true);
+    for at in from + 1..to {
+        follows[at] = graph.nodes[at].op.inputs().iter().any(|input| follows[input.index()]);
+    }
+    for at in (from + 1..=to).rev().filter(|at| follows[*at] || *at == to) {
+        if leads[at] {
+            graph.nodes[at].op.inputs().iter().for_each(|input| leads[input.index()] = true);
+        }
+    }
+    (from + 1..to).filter(|at| follows[*at] && leads[*at]).map(|at| &graph.nodes[at].op).collect()
+}
+
+/// A convolution or linear layer.
+struct Layer {
+    node: NodeId,
+    input: NodeId,
+    weight: ParamId,
+    bias: Option<ParamId>,
+}
 
 impl WideLayer {
     /// Finds the layer.
@@ -46,16 +71,20 @@ impl WideLayer {
         let layers: Vec<Layer> = graph
             .nodes
             .iter()
-            .filter_map(|node| match node.op {
+            .enumerate()
+            .filter_map(|(at, node)| match node.op {
                 NodeOp::Conv2d { x, weight, bias, geometry } if geometry.groups == 1 => {
-                    Some((x, weight, bias))
+                    Some(Layer { node: NodeId(at), input: x, weight, bias })
                 }
                 _ => None,
             })
             .collect();
-        let wider: Vec<&Layer> = layers.iter().filter(|of| further(of.1).0 > 0).collect();
-        let readers: Vec<&Layer> = layers.iter().filter(|of| further(of.1).1 > 0).collect();
-        let (&[&(x, weight, bias)], &[&(read, reader, reader_bias)]) = (&wider[..], &readers[..])
+        let wider: Vec<&Layer> = layers.iter().filter(|of| further(of.weight).0 > 0).collect();
+        let readers: Vec<&Layer> = layers.iter().filter(|of| further(of.weight).1 > 0).collect();
+        let (
+            &[&Layer { node, input: x, weight, bias }],
+            &[&Layer { node: reading, input: read, weight: reader, bias: reader_bias }],
+        ) = (&wider[..], &readers[..])
         else {
             let got = format!("{} wider layers, {} that read them", wider.len(), readers.len());
             return Err(Error::argument("widen", "graph", "one wider layer with one reader", got));
@@ -68,9 +97,13 @@ impl WideLayer {
         let own = [Some(weight), bias].into_iter().flatten().map(name);
         let with_rows = widening.origins().filter(|(_, origin)| origin.further().0 > 0).count();
         let vector = |node: NodeId| graph.nodes[node.index()].dims.numel();
-        let between = &graph.nodes[x.index() + 1..read.index()];
+        let between = between(graph, node, reading);
         let is_function = |op: &NodeOp| {
-            matches!(op, NodeOp::Activation(..) | NodeOp::Conv2d { .. } | NodeOp::Flatten(_))
+            matches!(op, NodeOp::Activation(..) | NodeOp::Dropout { .. } | NodeOp::Flatten(_))
+        };
+        let slope = |op: &NodeOp| match op {
+            NodeOp::Activation(function, _) => function.slope_above_zero(),
+            _ => 1.0,
         };
         Ok(Self {
             features,
@@ -84,13 +117,14 @@ impl WideLayer {
             is_apart: with_rows > own.count(),
             is_linear: vector(x) == elements(weight) / rows(weight).max(1)
                 && columns(reader) == Some(vector(read))
-                && between.iter().all(|node| is_function(&node.op)),
-            is_zero_at_zero: !between.iter().any(|node| {
+                && between.iter().all(|op| is_function(op)),
+            is_zero_at_zero: !between.iter().any(|op| {
                 matches!(
-                    node.op,
+                    op,
                     NodeOp::Activation(UnaryFunction::Sigmoid | UnaryFunction::Softplus, _)
                 )
             }),
+            slope: between.iter().map(|op| slope(op)).product(),
         })
     }
 

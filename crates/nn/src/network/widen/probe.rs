@@ -123,10 +123,12 @@ impl WidthProbe {
     /// # Errors
     /// [`Error::Argument`] without a batch; memory, a failed stream.
     pub fn end_pass(&mut self) -> Result<Option<FurtherFeatures>> {
-        self.check_samples("end_pass")?;
+        if self.measured.samples == 0 {
+            return Err(Error::argument("end_pass", "batches", "at least one", "none"));
+        }
         match (&self.activations, self.search.is_empty()) {
             (Some(LayerInputs { sums, .. }), true) => {
-                let (m, reader) = (self.measured.incoming(), self.measured.reader());
+                let (m, reader) = (self.measured.linear(), self.measured.reader());
                 let best = tiny::features(sums, &m, &reader, self.layer.features);
                 let Some(best) = best else { return Ok(Some(FurtherFeatures::default())) };
                 self.begin_search(&best)?;
@@ -147,8 +149,9 @@ impl WidthProbe {
         }
     }
 
-    /// A score of the layer, after the first pass: larger if further features are worth more. NaN
-    /// if gradients or activations are not finite. Waits for the device.
+    /// A score of the layer with `count` further features, after the first pass: larger if they are
+    /// worth more. NaN without a batch, if gradients or activations are not finite, or if all
+    /// gradients are 0; infinite if only those of present features are 0. Waits for the device.
     ///
     /// - With [`WidthInit::Gradmax`] the gradient ratio of newborn features: the length of the
     ///   gradient of a further feature's incoming weights, divided by the length for a feature that
@@ -158,16 +161,18 @@ impl WidthProbe {
     ///   reader's weights.
     ///
     /// # Errors
-    /// [`Error::Argument`] without a batch, or for another initialisation; a failed stream.
-    pub fn score(&self) -> Result<f32> {
-        self.check_samples("score")?;
-        let (m, count) = (self.measured.incoming(), self.layer.features);
+    /// [`Error::Argument`] for another initialisation; a failed stream.
+    pub fn score(&self, count: usize) -> Result<f32> {
+        if self.measured.samples == 0 {
+            return Ok(f32::NAN);
+        }
         let quotient = match (&self.activations, self.init) {
             (Some(LayerInputs { sums, .. }), _) => {
-                let found = tiny::expansion(sums, &m, &self.measured.reader(), count);
-                found.map(|[now, further]| further / now)
+                let (m, reader) = (self.measured.linear(), self.measured.reader());
+                tiny::expansion(sums, &m, &reader, count).map(|[now, further]| further / now)
             }
             (None, WidthInit::Gradmax) => {
+                let m = self.measured.incoming();
                 let further = gradmax::largest_gradient(&m, count, self.length()?);
                 further.map(|further| further / self.measured.own_gradient())
             }
@@ -177,13 +182,6 @@ impl WidthProbe {
             }
         };
         Ok(quotient.unwrap_or(f64::NAN) as f32)
-    }
-
-    fn check_samples(&self, operation: &'static str) -> Result<()> {
-        if self.measured.samples > 0 {
-            return Ok(());
-        }
-        Err(Error::argument(operation, "batches", "at least one", "none"))
     }
 
     /// Floating-point operations of this pass for one sample.
@@ -297,12 +295,18 @@ impl Measured {
         sums.iter().map(|sum| sum / self.samples.max(1) as f64).collect()
     }
 
-    /// `E[δ hᵀ]`, see [`WideLayer::incoming_gradient`].
+    /// `E[δ hᵀ]` times the slope of the features' functions at 0, see
+    /// [`WideLayer::incoming_gradient`].
     fn incoming(&self) -> DMatrix<f64> {
         self.layer.incoming_gradient(|name| {
             let origin = self.widening.origin(name);
             origin.map(|origin| origin.further_rows(&self.mean(name))).unwrap_or_default()
         })
+    }
+
+    /// `E[δ hᵀ]` for features that are their sums of inputs.
+    fn linear(&self) -> DMatrix<f64> {
+        self.incoming() / self.layer.slope
     }
 
     /// See [`WideLayer::own_gradient`].

@@ -13,7 +13,8 @@
 //! feature j: incoming √λ_j S^-½ u_j, outgoing √λ_j w_j
 //! ```
 //!
-//! The formula is for an activation function with the derivative 1 at 0. Both sides of a feature
+//! The formula is for features that are their sums of inputs; E[δ hᵀ] is measured through the
+//! activation function, and divided by its derivative at 0. Both sides of a feature
 //! may change their sign, which matters for relu; here the outgoing weight with the largest
 //! absolute value is positive. The lengths of the formula's incoming and outgoing weights of a
 //! feature may differ by orders of magnitude; here both have the same length, with the same
@@ -27,12 +28,11 @@
 //! ```
 //! η is gᵀF⁻¹g, the natural expansion score of Mitchell, Menzenbach, Kersting, Mundt, "Self
 //! Expanding Neural Networks", 2023 (arXiv 2307.04526), for the weights of the reader, with the
-//! Fisher matrix F = E[b bᵀ] ⊗ I.
+//! Fisher matrix F = E[b bᵀ] ⊗ I. In all inverses, directions with hardly a variance are left out.
 
-use nalgebra::linalg::SVD;
-use nalgebra::{DMatrix, Dyn, SymmetricEigen};
+use nalgebra::{DMatrix, SymmetricEigen};
 
-use super::gradmax::{ITERATIONS_MAX, decomposed, rank};
+use super::gradmax::{ITERATIONS_MAX, decomposed, largest_squares, rank};
 
 /// Factors of `incoming · outgoing` that the line search tries, beside 0.
 pub(super) const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
@@ -94,7 +94,8 @@ pub(super) fn features(
     reader: &DMatrix<f64>,
     count: usize,
 ) -> Option<Features> {
-    let Missing { root, found, .. } = Missing::new(seen, m, reader)?;
+    let Missing { root, part, .. } = Missing::new(seen, m, reader)?;
+    let found = decomposed(part)?;
     let (mut incoming, mut outgoing) =
         (DMatrix::zeros(m.ncols(), count), DMatrix::zeros(m.nrows(), count));
     if let (Some(u), Some(wt)) = (&found.u, &found.v_t) {
@@ -119,17 +120,16 @@ pub(super) fn expansion(
     reader: &DMatrix<f64>,
     count: usize,
 ) -> Option<[f64; 2]> {
-    let Missing { found, now, .. } = Missing::new(seen, m, reader)?;
-    let values = found.singular_values.iter().take(count.min(rank(&found)));
-    Some([now, values.map(|value| value * value).sum()])
+    let Missing { part, now, .. } = Missing::new(seen, m, reader)?;
+    Some([now, largest_squares(part, count)?])
 }
 
 /// The part of the desired change that no change of the reader's weights gives.
 struct Missing {
     /// S^-½.
     root: DMatrix<f64>,
-    /// The decomposition of S^-½ N.
-    found: SVD<f64, Dyn, Dyn>,
+    /// S^-½ N.
+    part: DMatrix<f64>,
     /// η of the reader's weights.
     now: f64,
 }
@@ -141,9 +141,9 @@ impl Missing {
         let change = reader * inverse;
         let missing = -(m - &change * (&seen.bh * n));
         let root = power(&seen.hh * n, -0.5)?;
-        let found = decomposed(&root * missing.transpose())?;
+        let part = &root * missing.transpose();
         let now = change.component_mul(reader).sum();
-        Some(Self { root, found, now })
+        Some(Self { root, part, now })
     }
 }
 

@@ -194,7 +194,7 @@ pub fn find(folder: &Path) -> Result<FoundRuns> {
         found.runs.push(folder.into());
         return Ok(found);
     }
-    let mut entries_left = ENTRIES_MAX;
+    let mut entries_left = Some(ENTRIES_MAX);
     let mut pending = vec![(folder.to_path_buf(), 0)];
     while let Some((next, depth)) = pending.pop() {
         let folders = match folders_in(&next, &mut entries_left) {
@@ -221,19 +221,21 @@ pub fn find(folder: &Path) -> Result<FoundRuns> {
             }
         }
     }
-    found.truncated = entries_left == 0;
+    found.truncated = entries_left.is_none();
     found.runs.sort();
     found.unreadable.sort();
     Ok(found)
 }
 
-fn folders_in(folder: &Path, entries_left: &mut usize) -> io::Result<Vec<PathBuf>> {
+/// Folders in a folder. `entries_left` is the number of entries that may be looked at, and `None`
+/// once there were more.
+fn folders_in(folder: &Path, entries_left: &mut Option<usize>) -> io::Result<Vec<PathBuf>> {
     let mut folders = vec![];
     for entry in fs::read_dir(folder)? {
-        if *entries_left == 0 {
+        *entries_left = entries_left.and_then(|left| left.checked_sub(1));
+        if entries_left.is_none() {
             break;
         }
-        *entries_left -= 1;
         let entry = entry?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
         if !hidden && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
