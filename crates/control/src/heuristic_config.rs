@@ -163,7 +163,7 @@ pub enum WidthScore {
     Orthogonality,
     /// The length of the gradient of a further feature's incoming weights, with the best outgoing
     /// weights, divided by the length for a present feature; both are root mean squares. The best
-    /// ones are those of Evci et al., "GradMax", 2022 (arXiv 2201.05125).
+    /// outgoing weights are from Evci et al., "GradMax", 2022 (arXiv 2201.05125).
     GradientRatio,
     /// Δη/η: the fall of the loss that further features add at first order, as a part of the fall
     /// by changes of the weights of the layer that reads them. After Mitchell, Menzenbach,
@@ -188,7 +188,7 @@ impl WidthScore {
     }
 }
 
-/// A text that is no trigger; has what is expected.
+/// Error of a text that is no trigger, with the accepted texts.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {0}")]
 pub struct NoTrigger(pub String);

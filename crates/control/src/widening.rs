@@ -16,8 +16,7 @@ pub(crate) struct Candidate {
     pub(crate) by: usize,
     /// New number of features as a multiple of the initial number.
     factor: f64,
-    /// Score that the place compares; the smallest number if it was not measured, or is not a
-    /// number.
+    /// Score that the place compares; −∞ if the score is NaN.
     score: f64,
 }
 
@@ -118,10 +117,13 @@ pub(crate) fn choose(
             WidenTrigger::Schedule | WidenTrigger::Plateau | WidenTrigger::Orthogonality => 0.0,
         };
         let is_due = config.widen_trigger.score().is_none_or(|of| score(of) > threshold);
+        if !is_due {
+            return None;
+        }
         let score = config.widen_place.score().map_or(0.0, score);
         let score = if score.is_nan() { f64::NEG_INFINITY } else { score };
         let of_layer = (layer, [initial.features, now.features]);
-        let (by, factor) = further_features(view.host, config, of_layer).filter(|_| is_due)?;
+        let (by, factor) = further_features(view.host, config, of_layer)?;
         Some(Candidate { layer, by, factor, score })
     });
     candidates.min_by(|one, other| match config.widen_place {

@@ -9,6 +9,10 @@ use crate::resume::{Moment, killed_at};
 const RUN: &str = "train --dataset arrays --data-root images.safetensors --preset quick \
     --host cnn:channels=2,blocks=2 --batch 16 --control-split 0.2 --checkpoint-every 2 --quiet";
 
+/// The heuristic makes layers wider, whatever the losses and the budget.
+const WIDENING: &str = "--controller heuristic --envs 2 --steps 12 --max-modules 0 --widen-by 0.5 \
+    --widen-pause 2 --parameters-per-image 99 --max-gap 99";
+
 /// Width, a module in a slot that got wider, and width again.
 const SCRIPT: &str = r#"{"step": 1, "op": "WIDEN", "layer": "blocks.0.conv", "by": 3}
 {"step": 2, "op": "GERMINATE", "slot": "r0c0", "blueprint": "conv_light", "then": "FOSSILIZE"}
@@ -71,10 +75,7 @@ fn rates_of_new_parts_are_resumed_to_the_same_bits() {
 #[test]
 fn the_orthogonality_of_activations_is_resumed_to_the_same_bits() {
     let m = with_images();
-    let heuristic = format!(
-        "{RUN} --controller heuristic --envs 2 --steps 12 --max-modules 0 --widen-by 0.5 \
-         --widen-pause 2 --parameters-per-image 99 --max-gap 99"
-    );
+    let heuristic = format!("{RUN} {WIDENING}");
     let run = format!(
         "{heuristic} --widen-trigger orthogonality --widen-place orthogonality \
          --widen-orthogonality 0.6 --run-dir"
@@ -100,10 +101,7 @@ fn the_orthogonality_of_activations_is_resumed_to_the_same_bits() {
 #[test]
 fn scores_of_gradients_are_resumed_to_the_same_bits() {
     let m = with_images();
-    let heuristic = format!(
-        "{RUN} --controller heuristic --envs 2 --steps 12 --max-modules 0 --widen-by 0.5 \
-         --widen-pause 2 --parameters-per-image 99 --max-gap 99"
-    );
+    let heuristic = format!("{RUN} {WIDENING}");
     let of_linear = heuristic.replace("cnn:channels=2,blocks=2", "mlp:4,4");
     let schedule = format!("{of_linear} --run-dir schedule");
     m.ok(&schedule);

@@ -151,7 +151,8 @@ impl WidthProbe {
 
     /// A score of the layer with `count` further features, after the first pass: larger if they are
     /// worth more. NaN without a batch, if gradients or activations are not finite, or if all
-    /// gradients are 0; infinite if only those of present features are 0. Waits for the device.
+    /// gradients are 0; infinite if only the gradients of present features are 0. Waits for the
+    /// device.
     ///
     /// - With [`WidthInit::Gradmax`] the gradient ratio of newborn features: the length of the
     ///   gradient of a further feature's incoming weights, divided by the length for a feature that

@@ -28,7 +28,7 @@
 //! ```
 //! η is gᵀF⁻¹g, the natural expansion score of Mitchell, Menzenbach, Kersting, Mundt, "Self
 //! Expanding Neural Networks", 2023 (arXiv 2307.04526), for the weights of the reader, with the
-//! Fisher matrix F = E[b bᵀ] ⊗ I. In all inverses, directions with hardly a variance are left out.
+//! Fisher matrix F = E[b bᵀ] ⊗ I. All inverses leave out directions of hardly any variance.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 

@@ -288,8 +288,8 @@ static VALUES: [&[KernelSource; 2]; 10] = [
 static PRODUCTS: [&[KernelSource; 3]; 5] =
     [&conv::ANY, &conv::DEPTHWISE, &conv::WINDOW, &fused::FORWARD, &fused::BACKWARD];
 
-/// All kernels of all families, with products of this precision; those of Muon and dropout only if
-/// the graph needs them. Without the kernels of losses that [`loss_source`] has.
+/// All kernels of all families, with products of this precision, except the kernels of losses that
+/// [`loss_source`] has. Kernels of Muon and dropout are included only if the graph needs them.
 pub(crate) fn sources(graph: &Graph, precision: Precision) -> Vec<&'static KernelSource> {
     let values = precision.value_type();
     let all = VALUES.iter().map(|each| by_values(each, values));
