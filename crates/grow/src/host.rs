@@ -10,7 +10,7 @@ use std::sync::Arc;
 use meristem_nn::graph::{Dims, Graph};
 
 pub use self::actions::{GateOutcome, Retarget};
-pub use self::widen::WidthChange;
+pub use self::widen::{MEASURED_WEIGHTS_MAX, WidthChange};
 use crate::blueprint::{Blueprint, BlueprintError};
 use crate::blueprint_set::BlueprintSet;
 use crate::error::Result;

@@ -69,7 +69,7 @@ pub use counterfactual::{
 };
 pub use error::{Error, Result, TopologyError};
 pub use graph::{NetworkSize, ParameterCounts, SlotClass, TopologyKey, host_graph};
-pub use host::{GateOutcome, Host, Retarget, WidthChange};
+pub use host::{GateOutcome, Host, MEASURED_WEIGHTS_MAX, Retarget, WidthChange};
 pub use json::parse_json;
 pub use lifecycle::{
     AlphaController, AlphaError, AlphaMode, AlphaTarget, Birth, Comparison, Condition, Curve, Gate,

@@ -18,11 +18,23 @@ TINY = {
     "task": {"dataset": {"choice": ["blobs", "spirals"]}, "train": {"int": [200, 300]}, "test": {"choice": [50]}},
     "members": {"host": {"choice": ["mlp:4,4", "mlp:8"]}, "lr": {"log_uniform": [0.02, 0.2]}},
 }
+SIGNALS = {
+    "task": {"dataset": {"choice": ["mnist1d"]}},
+    "members": {"host": {"choice": ["conv1d:4,4"]}},
+}
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def test_tasks_of_families_have_their_own_spaces():
+    request = {**TINY, "rounds": 1, "evaluation_tasks": 6, "families": [{}, SIGNALS]}
+    lines = meristem.train_policy("families", **request)
+    families = lines[0]["families"]
+    assert len(families) == 6 and set(families) == {0, 1}
+    assert len(lines[0]["controllers"]["greedy"]["returns"]) == 6
 
 
 def without_seconds(lines):
@@ -65,6 +77,8 @@ def test_a_stopped_training_continues_to_the_same_policy(tmp_path):
         ({"settings": {"lrr": 1}}, "did you mean `lr`"),
         ({"task": {"lr": {"uniform": [0, float("nan")]}}}, "numbers"),
         ({"members": {"lr": object()}}, "numbers"),
+        ({"families": [{"weight": 0}]}, "1 to 1000"),
+        ({"families": [3]}, "tables"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused(tmp_path, given, words):

@@ -13,7 +13,7 @@ use crate::suggest::nearest;
 /// Limit of `gradmax` and `tiny`: the largest number of incoming, or of outgoing, weights of a
 /// feature. The time of their matrix decompositions grows with the third power of this number:
 /// about ten seconds at the limit.
-const MEASURED_MAX: usize = 1024;
+pub const MEASURED_WEIGHTS_MAX: usize = 1024;
 
 /// A layer that became wider.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -117,8 +117,8 @@ impl Host {
         found.is_some_and(|layer| self.check_measured(&layer, init).is_ok())
     }
 
-    /// Checks that a feature of a layer has at most [`MEASURED_MAX`] incoming and outgoing weights,
-    /// if the initialisation has this limit.
+    /// Checks that a feature of a layer has at most [`MEASURED_WEIGHTS_MAX`] incoming and outgoing
+    /// weights, if the initialisation has this limit.
     fn check_measured(
         &self,
         layer: &WidenableLayer,
@@ -138,11 +138,12 @@ impl Host {
         let outgoing = weights(layer.reader()) / layer.features;
         let incoming = weights(&layer.name) / layer.features;
         for (what, count) in [("outgoing", outgoing), ("incoming", incoming)] {
-            if count > MEASURED_MAX {
+            if count > MEASURED_WEIGHTS_MAX {
                 let init = init.name();
                 return Err(fail(format!(
                     "a feature has {count} {what} weights; width-init {init} measures at most \
-                     {MEASURED_MAX}; zero, net2wider, variance_transfer and firefly have no limit"
+                     {MEASURED_WEIGHTS_MAX}; zero, net2wider, variance_transfer and firefly have \
+                     no limit"
                 )));
             }
         }

@@ -78,6 +78,18 @@ fn a_training_is_evaluated_at_its_end_alone() {
 }
 
 #[test]
+fn a_training_without_spaces_of_its_file_can_be_extended() {
+    let m = Meristem::new();
+    let text = "rounds = 1\nenvs = 2\nevaluation_tasks = 0\n[settings]\npolicy_hidden = 8\n\
+                dataset = \"blobs:train=200,test=40\"\nhost = \"mlp:4\"\nsteps = 2\n\
+                blueprints = [\"vectors\"]\n";
+    fs::write(m.path("tiny.toml"), text).unwrap();
+    m.ok("control train-policy tiny.toml --quiet");
+    m.ok("control train-policy tiny.toml --rounds 2 --quiet");
+    assert_eq!(lines(&m, "policy-tiny").len(), 2);
+}
+
+#[test]
 fn a_training_has_curves_and_a_policy_for_any_host() {
     let m = prepared();
     let more_at_the_end = format!("last_evaluation_tasks = 3\n{TINY_POLICY}");
@@ -143,12 +155,10 @@ fn a_training_has_curves_and_a_policy_for_any_host() {
     );
 }
 
-#[test]
-fn stopped_killed_and_extended_trainings_have_the_same_bits() {
-    let m = prepared();
-    m.ok("control train-policy tiny.toml --run-dir whole --quiet");
-    // Killed after each of its lines.
-    for lines in 1..6 {
+/// Trains in the folder `killed`, once for each of the numbers, and kills the process when it has
+/// printed this number of lines.
+fn kill_after_lines(m: &Meristem, numbers: &[usize]) {
+    for lines in numbers {
         let mut command = m.command();
         command.args("control train-policy tiny.toml --run-dir killed".split_whitespace());
         let mut child = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
@@ -157,6 +167,13 @@ fn stopped_killed_and_extended_trainings_have_the_same_bits() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
+}
+
+#[test]
+fn stopped_killed_and_extended_trainings_have_the_same_bits() {
+    let m = prepared();
+    m.ok("control train-policy tiny.toml --run-dir whole --quiet");
+    kill_after_lines(&m, &[1, 2, 3, 4, 5]);
     m.ok("control train-policy tiny.toml --run-dir killed --quiet");
     assert_same(&m, "killed", "whole");
     // Evaluated at its former end, as the whole one is.
@@ -166,6 +183,35 @@ fn stopped_killed_and_extended_trainings_have_the_same_bits() {
     // Complete already.
     m.ok("control train-policy tiny.toml --run-dir whole --quiet");
     assert_same(&m, "whole", "longer");
+}
+
+/// Two families, one of which has convolutional hosts.
+#[test]
+fn a_training_on_families_goes_on_after_a_kill_to_the_same_bits() {
+    let m = Meristem::new();
+    let text = TINY_POLICY.replace("[\"vectors\"]", "[\"standard\", \"vectors\"]");
+    let text = text.replace("evaluation_tasks = 2", "evaluation_tasks = 4");
+    let families = "[[families]]\nweight = 2\n[[families]]\n\
+                    task.dataset = { choice = [\"mnist1d\"] }\n\
+                    members.host = { choice = [\"conv1d:4,4\", \"conv1d:4\"] }\n";
+    fs::write(m.path("tiny.toml"), format!("{text}{families}")).unwrap();
+    m.ok("control train-policy tiny.toml --run-dir whole --quiet");
+    let curves = lines(&m, "whole");
+    let of_evaluation: Vec<u64> =
+        curves[0]["families"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
+    assert!(of_evaluation.len() == 4 && [0, 1].iter().all(|n| of_evaluation.contains(n)));
+    for line in &curves {
+        let mut line = line.clone();
+        ["report", "controllers"].map(|key| line.as_object_mut().unwrap().remove(key));
+        assert_documented("## curves.jsonl", &line);
+    }
+    let rounds = curves.iter().filter(|line| line["kind"] == "round");
+    let signals = |line: &Value| line["dataset"].as_str().unwrap().starts_with("mnist1d:");
+    let (of_signals, others): (Vec<_>, Vec<_>) = rounds.partition(|line| signals(line));
+    assert!(!of_signals.is_empty() && !others.is_empty());
+    kill_after_lines(&m, &[1, 3]);
+    m.ok("control train-policy tiny.toml --run-dir killed --quiet");
+    assert_same(&m, "killed", "whole");
 }
 
 /// A policy that makes layers wider, taught in the first round.
@@ -178,15 +224,7 @@ fn a_policy_that_widens_goes_on_after_a_kill_to_the_same_bits() {
         TINY_POLICY.replace("[settings]", of_width).replace("{ int = [3, 5] }", "{ int = [5, 6] }");
     fs::write(m.path("tiny.toml"), text).unwrap();
     m.ok("control train-policy tiny.toml --run-dir whole --quiet");
-    for lines in [2, 3, 5] {
-        let mut command = m.command();
-        command.args("control train-policy tiny.toml --run-dir killed".split_whitespace());
-        let mut child = Process::start(command.stdout(Stdio::null()).stderr(Stdio::piped()));
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        stderr.lines().nth(lines - 1);
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    kill_after_lines(&m, &[2, 3, 5]);
     m.ok("control train-policy tiny.toml --run-dir killed --quiet");
     assert_same(&m, "killed", "whole");
     let lines = lines(&m, "whole");
@@ -216,6 +254,9 @@ fn requests_that_do_not_fit_are_refused_before_the_first_round() {
         ("envs = 4", "envs = 4\ncolour = 1", "colour"),
         ("envs_per_member = 2", "envs_per_member = 3", "a divisor of 4"),
         ("envs = 4", "envs = 4\nlast_evaluation_tasks = 1", "2 to"),
+        ("envs = 4", "envs = 4\nfamilies = [{ weight = 0 }]", "1 to 1000"),
+        ("envs = 4", "envs = 4\nfamilies = [{ weight = 1, colour = 2 }]", "colour"),
+        ("envs = 4", "envs = 4\nfamilies = [{ members = [\"host=choice:mlp:x\"] }]", "mlp:x"),
     ] {
         file("bad.toml", from, to);
         m.fails("control train-policy bad.toml --run-dir bad", 2, &[words]);

@@ -1,7 +1,7 @@
 """Training of a policy that serves any host."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -18,6 +18,7 @@ def train_policy(
     settings: Mapping[str, Any] | None = None,
     task: Mapping[str, Any] | None = None,
     members: Mapping[str, Any] | None = None,
+    families: Sequence[Mapping[str, Any]] | None = None,
     on_line: Callable[[dict[str, Any]], object] | None = None,
     **numbers: int,
 ) -> list[dict[str, Any]]:
@@ -26,7 +27,8 @@ def train_policy(
 
     ``rounds`` is the number of rounds. ``settings`` are those of :func:`train` for all runs. ``task`` and
     ``members`` are spaces, such as ``{"lr": {"log_uniform": [0.01, 0.3]}}``: the values of ``task`` are
-    drawn for each round, the values of ``members`` for each env of each round. ``numbers`` are the other keys
+    drawn for each round, the values of ``members`` for each env of each round. ``families`` are families of
+    tasks with a ``weight`` and dimensions of ``task`` and ``members`` for each. ``numbers`` are the other keys
     of the file of ``meristem control train-policy``: ``envs``, ``seed``, ``teacher_rounds``,
     ``evaluate_every`` and so on. ``on_line`` receives each line of the curves.
 
@@ -43,6 +45,8 @@ def train_policy(
         for name, table in [("settings", settings), ("task", task), ("members", members)]:
             if table is not None:
                 request[name] = dict(table)
+        if families is not None:
+            request["families"] = [dict(family) for family in families]
         text = json.dumps(request, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise SettingError(f"request: expected numbers, texts, lists and tables ({error})") from None

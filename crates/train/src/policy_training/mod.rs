@@ -33,9 +33,9 @@ use self::episode::{EpisodeObserver, SharedPolicy};
 use self::folder::{TrainingFolder, TrainingState};
 use self::report::TaskResult;
 pub use self::report::{CurveLine, Evaluated, Evaluation, TrainedRound};
-pub use self::request::PolicyTraining;
 use self::request::Use;
-use self::task::draw;
+pub use self::request::{PolicyTraining, TaskFamily};
+use self::task::{draw, family};
 use crate::config::TrainConfig;
 use crate::error::{Error, Result};
 use crate::external::Custom;
@@ -333,7 +333,11 @@ impl<'a> Training<'a> {
             controllers.insert(name.to_string(), evaluated);
         }
         let (round, transitions_total) = (self.state.round, self.state.transitions);
-        Ok(Some(Evaluation { round, transitions_total, controllers }))
+        let families = match self.plan.request.families.len() {
+            0 => vec![],
+            _ => (0..tasks).map(|n| family(self.plan.request, Use::Evaluation, n)).collect(),
+        };
+        Ok(Some(Evaluation { round, transitions_total, families, controllers }))
     }
 
     /// Runs the tasks of the evaluation with one controller; `None` if it was stopped.

@@ -45,6 +45,9 @@ pub struct Evaluation {
     pub round: usize,
     /// Transitions that the policy had learned from.
     pub transitions_total: u64,
+    /// Index of the family of each task; empty without families.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub families: Vec<usize>,
     /// Results by controller: `policy` draws its actions, `greedy` takes the most probable ones of
     /// the same policy; `heuristic` and `random`, which do not learn.
     pub controllers: BTreeMap<String, Evaluated>,

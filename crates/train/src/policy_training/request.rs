@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigLayer, file};
 use crate::error::{Error, Result};
-use crate::settings::{ObservationForm, Space};
+use crate::settings::{Dimension, ObservationForm, Space};
 
 /// Limit of the number of rounds.
 const ROUNDS_MAX: usize = 1_000_000;
@@ -16,6 +16,8 @@ const ROUNDS_MAX: usize = 1_000_000;
 const ENVS_MAX: usize = 4096;
 /// Limit of the number of tasks of an evaluation.
 const TASKS_MAX: usize = 10_000;
+/// Limit of the number of families, and of their weights.
+const FAMILIES_MAX: usize = 1000;
 
 /// Settings that the training decides, or that belong to single runs.
 const DECIDED: [&str; 25] = [
@@ -98,11 +100,37 @@ pub struct PolicyTraining {
     /// Space from which the settings of each round are drawn. Keys are settings of a run, and
     /// options of generated datasets ([`Generated::OPTIONS`]). An option is left out if the dataset
     /// of the round does not have it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Space::is_empty")]
     pub task: Space,
     /// Space from which the settings of each member of each round are drawn.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Space::is_empty")]
     pub members: Space,
+    /// Families of tasks. Each task belongs to one of them, drawn by weight. Without families all
+    /// tasks have the two spaces above.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub families: Vec<TaskFamily>,
+}
+
+/// A family of tasks.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TaskFamily {
+    /// Share of the tasks that belong to the family, in proportion to the other weights.
+    #[serde(default = "one")]
+    pub weight: usize,
+    /// Dimensions of [`PolicyTraining::task`] for this family. They are added to those of all
+    /// tasks, and replace dimensions of the same setting.
+    #[serde(default, skip_serializing_if = "Space::is_empty")]
+    pub task: Space,
+    /// Dimensions of [`PolicyTraining::members`] for this family, likewise.
+    #[serde(default, skip_serializing_if = "Space::is_empty")]
+    pub members: Space,
+}
+
+/// The spaces of a task and of its members.
+pub(super) struct TaskSpaces {
+    pub(super) task: Space,
+    pub(super) members: Space,
 }
 
 fn envs() -> usize {
@@ -175,6 +203,32 @@ impl PolicyTraining {
         }
     }
 
+    /// Index of the family to which a task belongs, by a number in 0..1; 0 without families.
+    pub(super) fn family_at(&self, position: f64) -> usize {
+        let total: usize = self.families.iter().map(|family| family.weight).sum();
+        let mut rest = position * total as f64;
+        let is_family = |family: &TaskFamily| {
+            rest -= family.weight as f64;
+            rest < 0.0
+        };
+        let found = self.families.iter().position(is_family);
+        found.unwrap_or(self.families.len().saturating_sub(1))
+    }
+
+    /// The spaces of the tasks of a family.
+    ///
+    /// # Errors
+    /// [`Error::Value`]: a condition on a setting that the space of the family does not have.
+    pub(super) fn spaces(&self, family: usize) -> Result<TaskSpaces> {
+        let (task, members) = (&self.task, &self.members);
+        let Some(of) = self.families.get(family) else {
+            return Ok(TaskSpaces { task: task.clone(), members: members.clone() });
+        };
+        let named = |error| Error::value("families", format!("family {}", family + 1), error);
+        let task = task.with(&of.task).map_err(named)?;
+        Ok(TaskSpaces { task, members: members.with(&of.members).map_err(named)? })
+    }
+
     /// The settings of all runs.
     ///
     /// # Errors
@@ -224,28 +278,47 @@ impl PolicyTraining {
                 "set or set-widen, for hosts of any size",
             ));
         }
-        let keys = |space: &Space| -> Vec<String> {
-            space.dimensions().iter().map(|dimension| dimension.key().to_string()).collect()
-        };
-        for key in keys(&self.task) {
-            if DECIDED.contains(&&*key) {
-                return Err(Error::value("task", &key, expected_undecided(&key)));
+        self.check_families()?;
+        check_task(&self.task)?;
+        self.families.iter().try_for_each(|family| check_task(&family.task))
+    }
+
+    fn check_families(&self) -> Result<()> {
+        if self.families.len() > FAMILIES_MAX {
+            let expected = format!("at most {FAMILIES_MAX} families");
+            return Err(Error::value("families", self.families.len(), expected));
+        }
+        for (at, family) in self.families.iter().enumerate() {
+            if !(1..=FAMILIES_MAX).contains(&family.weight) {
+                let key = format!("weight of family {}", at + 1);
+                return Err(Error::value(&key, family.weight, format!("1 to {FAMILIES_MAX}")));
             }
-            if OF_ALL_ROUNDS.iter().any(|beginning| key.starts_with(beginning)) {
-                let expected = "a setting that may differ from round to round; give this one in \
-                                [settings]";
-                return Err(Error::value("task", &key, expected));
-            }
-            if !Generated::OPTIONS.contains(&&*key) {
-                file::check_keys([&*key].into_iter()).map_err(|problem| {
-                    let options = Generated::OPTIONS[1..].join(", ");
-                    let expected = format!("a setting of train, or one of {options}: {problem}");
-                    Error::value("task", &key, expected)
-                })?;
-            }
+            self.spaces(at)?;
         }
         Ok(())
     }
+}
+
+/// Checks the keys of a space of tasks.
+fn check_task(space: &Space) -> Result<()> {
+    for key in space.dimensions().iter().map(Dimension::key) {
+        if DECIDED.contains(&key) {
+            return Err(Error::value("task", key, expected_undecided(key)));
+        }
+        if OF_ALL_ROUNDS.iter().any(|beginning| key.starts_with(beginning)) {
+            let expected = "a setting that may differ from round to round; give this one in \
+                            [settings]";
+            return Err(Error::value("task", key, expected));
+        }
+        if !Generated::OPTIONS.contains(&key) {
+            file::check_keys([key].into_iter()).map_err(|problem| {
+                let options = Generated::OPTIONS[1..].join(", ");
+                let expected = format!("a setting of train, or one of {options}: {problem}");
+                Error::value("task", key, expected)
+            })?;
+        }
+    }
+    Ok(())
 }
 
 fn expected_undecided(key: &str) -> String {
@@ -282,6 +355,10 @@ mod tests {
             ("rounds = 1\n[task]\nlrr = { uniform = [0, 1] }", "did you mean `lr`"),
             ("rounds = 1\n[task]\nseed = { int = [0, 1] }", "every round has a seed"),
             ("rounds = 1\n[task]\nlr = { between = [0, 1] }", "uniform"),
+            ("rounds = 1\n[[families]]\nweight = 0", "1 to 1000"),
+            ("rounds = 1\n[[families]]\nshare = 2", "share"),
+            ("rounds = 1\n[[families]]\ntask.seed = { int = [0, 1] }", "every round has a seed"),
+            ("rounds = 1\n[[families]]\nmembers = [\"lr=uniform:0,1 when host=a\"]", "host"),
         ] {
             let message = parse(text).unwrap_err().to_string();
             assert!(message.contains(words), "{text}: {message}");

@@ -17,6 +17,21 @@ enum Draw {
     Data,
     /// Settings from the space of tasks.
     Settings,
+    /// Family of the task.
+    Family,
+}
+
+/// Key of a draw of a use. The keys differ from the keys of the draws of members, which are below
+/// the number of envs.
+fn key(of: Use, draw: Draw) -> u64 {
+    u64::MAX - 1 - (of as u64) - 2 * (draw as u64)
+}
+
+/// Index of the family to which task `number` of the use `of` belongs; 0 without families.
+pub(super) fn family(request: &PolicyTraining, of: Use, number: usize) -> usize {
+    let key = key(of, Draw::Family);
+    let position = Rng::new(request.seed, Purpose::Members, key, number as u64).uniform();
+    request.family_at(position.into())
 }
 
 /// Draws task `number` of the use `of`. The draws depend only on the arguments.
@@ -29,20 +44,19 @@ pub(super) fn draw(
     number: usize,
     controller: ControllerKind,
 ) -> Result<TrainConfig> {
-    // These keys differ from the keys of the draws of members, which are below the number of envs.
-    let key = |draw: Draw| u64::MAX - 1 - (of as u64) - 2 * (draw as u64);
-    let number_key = number as u64;
     let seed = |draw: Draw| {
-        Rng::new(request.seed, Purpose::Members, key(draw), number_key).next_u64() >> 1
+        let key = key(of, draw);
+        Rng::new(request.seed, Purpose::Members, key, number as u64).next_u64() >> 1
     };
+    let spaces = request.spaces(family(request, of, number))?;
     // The seed of the dataset is part of the dataset's displayed name, so it is shortened.
     let (run_seed, data_seed) = (seed(Draw::Run), seed(Draw::Data) >> 31);
     let place = |dimension: usize| {
         let random = (seed(Draw::Settings), dimension as u64);
         f64::from(Rng::new(random.0, Purpose::Members, u64::MAX, random.1).uniform())
     };
-    let named = |error| Error::value("task", request.task_text(), error);
-    let drawn = request.task.member(place).map_err(named)?;
+    let named = |error| Error::value("task", text_of(&spaces.task), error);
+    let drawn = spaces.task.member(place).map_err(named)?;
     let mut layer = request.layer()?;
     let options = apply(&drawn, &mut layer)?;
     layer.dataset = Some(dataset(layer.dataset.as_deref(), &options, data_seed));
@@ -54,8 +68,8 @@ pub(super) fn draw(
     layer.twin = Some(Some(Switch(true)));
     layer.telemetry.get_or_insert(Telemetry::Off);
     layer.reward.get_or_insert(meristem_control::RewardMode::Shaped);
-    if request.members != Space::default() {
-        let members = Sampler::Random.draw(&request.members, request.members_of(of), run_seed);
+    if !spaces.members.is_empty() {
+        let members = Sampler::Random.draw(&spaces.members, request.members_of(of), run_seed);
         let named = |error| Error::value("members", "the drawn settings", error);
         layer.members = Some(Some(members.map_err(named)?));
     }
@@ -98,11 +112,9 @@ fn dataset(name: Option<&str>, options: &[(String, String)], seed: u64) -> Strin
     format!("{source}:{}", given.chain(drawn).collect::<Vec<_>>().join(","))
 }
 
-impl PolicyTraining {
-    fn task_text(&self) -> String {
-        let dimensions = self.task.dimensions().iter().map(ToString::to_string);
-        dimensions.collect::<Vec<_>>().join("; ")
-    }
+fn text_of(space: &Space) -> String {
+    let dimensions = space.dimensions().iter().map(ToString::to_string);
+    dimensions.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -144,6 +156,36 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<u64> = all.iter().map(|c| c.seed).collect();
         assert_eq!(distinct.len(), 40);
+    }
+
+    #[test]
+    fn families_have_spaces_of_their_own_and_shares_by_weight() {
+        let families = r#"
+            [[families]]
+            weight = 3
+            [[families]]
+            task.dataset = { choice = ["mnist1d"] }
+            members.host = { choice = ["conv1d:4,4"] }
+        "#;
+        let parse = |text: &str| PolicyTraining::parse(Path::new("p.toml"), text).unwrap();
+        let request = parse(&format!("{FILE}{families}"));
+        let (alone, mut of_second) = (parse(FILE), 0);
+        for number in 0..200 {
+            let draw = |request| draw(request, Use::Round, number, ControllerKind::External);
+            let (own, other) = (draw(&request).unwrap(), draw(&alone).unwrap());
+            if family(&request, Use::Round, number) == 0 {
+                assert_eq!(own, other, "the spaces of all tasks");
+                continue;
+            }
+            of_second += 1;
+            assert!(own.dataset.starts_with("mnist1d:"), "{}", own.dataset);
+            assert_eq!((own.steps, own.seed), (other.steps, other.seed));
+            let members = own.members.as_ref().unwrap().all();
+            assert!(members.iter().all(|member| member.get("host") == Some("conv1d:4,4")));
+            assert!(members.iter().all(|member| member.get("lr").is_some()));
+        }
+        // A quarter of 200 tasks, within four standard deviations.
+        assert!((26..=74).contains(&of_second), "{of_second}");
     }
 
     #[test]

@@ -16,7 +16,8 @@ use meristem_control::{RewardConfig, Script};
 use meristem_data::{Augment, DatasetInfo, EnvGather, Normalization};
 use meristem_device::Stream;
 use meristem_grow::{
-    BlueprintSet, Host, HostSpec, NetworkSize, Rules, SlotName, TaskShape, Topology,
+    BlueprintSet, Host, HostSpec, MEASURED_WEIGHTS_MAX, NetworkSize, Rules, SlotName, TaskShape,
+    Topology,
 };
 use meristem_nn::graph::{Graph, GroupId};
 use meristem_nn::{Isa, Loss, Network, NetworkOptions, Plans};
@@ -349,7 +350,9 @@ impl Setup {
                 continue;
             }
             let lacks = layers.iter().find_map(|layer| layer.lacks_for_score(init));
-            let needs = lacks.unwrap_or("a layer whose features have at most 1024 weights");
+            let small =
+                format!("a layer whose features have at most {MEASURED_WEIGHTS_MAX} weights");
+            let needs = lacks.unwrap_or(&small);
             let expected = format!("another one for `{}`: it measures {needs}", host.spec());
             return Err(Error::value(key, value, expected));
         }

@@ -149,6 +149,11 @@ impl Space {
         &self.0
     }
 
+    /// Whether it has no dimension, as the space of a file that gives none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The dimension of a setting.
     pub fn dimension(&self, key: &str) -> Option<&Dimension> {
         self.0.iter().find(|dimension| dimension.key == key)
@@ -185,6 +190,21 @@ impl Space {
             }
         }
         Ok(Self(dimensions))
+    }
+
+    /// This space with the dimensions of `other`, which replace dimensions of the same setting.
+    ///
+    /// # Errors
+    /// A condition on a setting that the space does not have before.
+    pub(crate) fn with(&self, other: &Self) -> Result<Self, BadValue> {
+        let mut dimensions = self.0.clone();
+        for dimension in &other.0 {
+            match dimensions.iter_mut().find(|own| own.key == dimension.key) {
+                Some(own) => *own = dimension.clone(),
+                None => dimensions.push(dimension.clone()),
+            }
+        }
+        if dimensions.is_empty() { Ok(Self::default()) } else { Self::new(dimensions) }
     }
 
     /// The member at the position `at(dimension)` in 0..1 of each dimension. A setting whose

@@ -33,14 +33,14 @@ pub(crate) struct MeasuringRule {
 impl MeasuringRule {
     /// The rules of a heuristic that measure; none without growth in width.
     pub(crate) fn all(config: &HeuristicConfig) -> impl Iterator<Item = Self> {
-        let HeuristicConfig { widen_by, widen_trigger, widen_place, .. } = *config;
+        let HeuristicConfig { widen_trigger, widen_place, .. } = *config;
         let rules = [
             ("widen-trigger", widen_trigger.text(), widen_trigger.score()),
             ("widen-place", widen_place.text(), widen_place.score()),
         ];
         let measures =
-            move |(key, value, score): (_, _, Option<_>)| Some(Self { key, value, score: score? });
-        rules.into_iter().filter_map(measures).filter(move |_| widen_by > 0.0)
+            |(key, value, score): (_, _, Option<_>)| Some(Self { key, value, score: score? });
+        rules.into_iter().filter_map(measures).filter(|rule| config.needs(rule.score))
     }
 }
 
