@@ -1,8 +1,9 @@
-//! Numbers of parameters, as the heuristic counts them.
+//! Numbers of parameters, as the heuristic counts them, and the room that its limit leaves.
 
 use meristem_grow::{Host, Slot};
 
 use crate::heuristic_config::HeuristicConfig;
+use crate::rules::legal_blueprints;
 
 /// Parameters of a blueprint in a slot; `None` only for an index without a blueprint. Does not
 /// check that the blueprint fits the slot ([`meristem_grow::Blueprint::parameters`]).
@@ -20,4 +21,33 @@ pub(crate) fn parameters(host: &Host) -> usize {
 /// Whether the host is within the budget.
 pub(crate) fn fits(host: &Host, config: &HeuristicConfig) -> bool {
     config.max_parameters.is_none_or(|most| parameters(host) <= most)
+}
+
+/// Number of parameters that the limit leaves for a module.
+pub(crate) fn room(host: &Host, config: &HeuristicConfig) -> usize {
+    config.max_parameters.map_or(usize::MAX, |most| most.saturating_sub(parameters(host)))
+}
+
+impl HeuristicConfig {
+    /// Whether `max_parameters` is so low that the heuristic never grows this host: without the
+    /// limit there is a module for a slot, or a layer to widen, and within it there is none.
+    pub fn lacks_room(&self, host: &Host) -> bool {
+        let without_limit = Self { max_parameters: None, ..*self };
+        !self.can_grow(host) && without_limit.can_grow(host)
+    }
+
+    fn can_grow(&self, host: &Host) -> bool {
+        let room = room(host, self);
+        let fits = |slot: &Slot, blueprint| {
+            size_in(host, slot, blueprint).is_some_and(|parameters| parameters <= room)
+        };
+        let mut modules = host.slots().iter().enumerate().flat_map(|(index, slot)| {
+            let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
+            legal.map(move |(blueprint, _)| (slot, blueprint))
+        });
+        let mut layers = 0..host.widenable().len();
+        modules.any(|(slot, blueprint)| fits(slot, blueprint))
+            || self.widen_by > 0.0
+                && layers.any(|layer| self.further_features(host, layer).is_some())
+    }
 }

@@ -6,7 +6,7 @@ use meristem_grow::{Curve, Host, Speed, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
-use crate::budget::{parameters, size_in};
+use crate::budget::{room, size_in};
 use crate::controller::Controller;
 use crate::error::Result;
 use crate::heuristic_config::{HeuristicConfig, WidenTrigger};
@@ -191,8 +191,7 @@ impl HeuristicMemory {
             let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
             legal.map(move |(b, _)| (index, b, size_in(host, slot, b)))
         });
-        let room =
-            config.max_parameters.map_or(usize::MAX, |most| most.saturating_sub(parameters(host)));
+        let room = room(host, config);
         let fitting = sized.filter_map(|(slot, b, size)| Some((slot, b, size?)));
         let best = fitting.filter(|(_, _, size)| *size <= room).min_by(|one, other| {
             let penalties = [one, other].map(|(_, blueprint, _)| self.penalties[*blueprint]);

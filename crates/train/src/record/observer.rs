@@ -77,6 +77,15 @@ pub enum Notice<'a> {
         /// The reason, after `because`.
         reason: &'a str,
     },
+    /// The heuristic never grows some hosts, because of its limit of parameters.
+    NoRoomToGrow {
+        /// Numbers of the envs.
+        envs: &'a [usize],
+        /// Parameters of the host of each of them.
+        parameters: usize,
+        /// Limit of parameters of a host with its modules.
+        limit: usize,
+    },
     /// Some folds have no sample of a class.
     RareClass {
         /// Name of the least frequent class.
@@ -162,6 +171,12 @@ impl Notice<'_> {
                 };
                 Some(format!("--{flag} has no effect{of}, because {reason}"))
             }
+            Self::NoRoomToGrow { envs, parameters, limit } => Some(format!(
+                "the heuristic cannot grow {} {}: a host begins with {parameters} parameters, and \
+                 its limit with modules is {limit}; raise --parameters-per-image",
+                if envs.len() == 1 { "env" } else { "envs" },
+                list(envs)
+            )),
             Self::RareClass { class, samples, folds } => Some(format!(
                 "class `{class}` has {samples} samples, fewer than the {folds} folds, so some \
                  control splits have none of it"

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use meristem_control::{Controller, Script};
 
 use crate::config::{IdleSetting, TrainConfig};
+use crate::error::Result;
 use crate::record::observer::{Notice, Observer};
+use crate::resources::Resources;
 use crate::settings::{ControllerKind, TaskKind};
 use crate::setup::Setup;
 
@@ -41,6 +43,35 @@ pub(super) fn idle_settings(setup: &Setup, observer: &mut dyn Observer) {
         let (key, members, reason) = (&*key, &*members, &*reason);
         observer.notice(&Notice::IdleSetting { key, members, reason });
     }
+}
+
+/// Notes the envs that the heuristic never grows, because of its limit of parameters.
+///
+/// # Errors
+/// [`Error::Value`](crate::error::Error::Value), for a host that was not checked.
+pub(super) fn no_room(
+    setup: &Setup,
+    resources: &Resources,
+    observer: &mut dyn Observer,
+) -> Result<()> {
+    let mut envs_by_size = BTreeMap::<(usize, usize), Vec<usize>>::new();
+    for env in 0..setup.config.envs {
+        let config = &setup.member(env).config;
+        if config.controller != ControllerKind::Heuristic {
+            continue;
+        }
+        let rules = config.heuristic_config(resources.train_samples_of(setup, env));
+        let host = setup.fresh_host(env)?;
+        if let Some(limit) = rules.max_parameters.filter(|_| rules.lacks_room(&host)) {
+            let envs = envs_by_size.entry((host.bare_parameters(), limit)).or_default();
+            envs.push(setup.config.env_number(env));
+        }
+    }
+    for ((parameters, limit), envs) in &envs_by_size {
+        let (parameters, limit) = (*parameters, *limit);
+        observer.notice(&Notice::NoRoomToGrow { envs, parameters, limit });
+    }
+    Ok(())
 }
 
 /// The scripts of the run by their controllers, with the numbers of the envs that follow them.

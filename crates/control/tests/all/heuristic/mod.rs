@@ -193,7 +193,9 @@ fn the_budget_counts_host_and_modules() {
         (100, None),
     ] {
         let mut heuristic = with(|config| config.max_parameters = Some(budget));
-        let (action, _) = Env::new(0, "r0c0,r0c1,r0c2", quick()).step(&mut heuristic, 50.0);
+        let mut env = Env::new(0, "r0c0,r0c1,r0c2", quick());
+        assert_eq!(heuristic.config().lacks_room(&env.host), expected.is_none(), "{budget}");
+        let (action, _) = env.step(&mut heuristic, 50.0);
         let got = (action != Action::Wait).then(|| placed(action));
         assert_eq!(got, expected, "{budget}");
     }

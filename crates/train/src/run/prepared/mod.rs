@@ -227,6 +227,7 @@ impl PreparedRun {
         if world.rank() == 0 {
             notices::idle_settings(&self.setup, observer);
             notices::rare_class(&self.setup, observer);
+            notices::no_room(&self.setup, &self.resources, observer)?;
             let is_gpu = |device: &Device| matches!(device.id(), DeviceId::Cuda(_));
             let has_gpu = self.resources.devices.distinct().iter().any(is_gpu);
             let reason = if world.size() > 1 && self.setup.config.comm == CommKind::Mpi {
