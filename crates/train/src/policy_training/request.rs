@@ -118,11 +118,11 @@ pub struct TaskFamily {
     /// Share of the tasks that belong to the family, in proportion to the other weights.
     #[serde(default = "one")]
     pub weight: usize,
-    /// Dimensions of [`PolicyTraining::task`] for this family. They are added to those of all
-    /// tasks, and replace dimensions of the same setting.
+    /// Dimensions of the tasks of this family, added to [`PolicyTraining::task`]. A dimension
+    /// replaces the dimension of the same setting there.
     #[serde(default, skip_serializing_if = "Space::is_empty")]
     pub task: Space,
-    /// Dimensions of [`PolicyTraining::members`] for this family, likewise.
+    /// Dimensions of the members of these tasks, added to [`PolicyTraining::members`] likewise.
     #[serde(default, skip_serializing_if = "Space::is_empty")]
     pub members: Space,
 }
