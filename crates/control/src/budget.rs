@@ -23,9 +23,18 @@ pub(crate) fn fits(host: &Host, config: &HeuristicConfig) -> bool {
     config.max_parameters.is_none_or(|most| parameters(host) <= most)
 }
 
-/// Number of parameters that the limit leaves for a module.
-pub(crate) fn room(host: &Host, config: &HeuristicConfig) -> usize {
-    config.max_parameters.map_or(usize::MAX, |most| most.saturating_sub(parameters(host)))
+/// The modules that may germinate within the limit: slot, blueprint and number of parameters.
+pub(crate) fn fitting_modules(
+    host: &Host,
+    config: &HeuristicConfig,
+) -> impl Iterator<Item = (usize, usize, usize)> {
+    let room =
+        config.max_parameters.map_or(usize::MAX, |most| most.saturating_sub(parameters(host)));
+    let sized = host.slots().iter().enumerate().flat_map(move |(index, slot)| {
+        let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
+        legal.filter_map(move |(b, _)| Some((index, b, size_in(host, slot, b)?)))
+    });
+    sized.filter(move |(_, _, size)| *size <= room)
 }
 
 impl HeuristicConfig {
@@ -37,16 +46,8 @@ impl HeuristicConfig {
     }
 
     fn can_grow(&self, host: &Host) -> bool {
-        let room = room(host, self);
-        let fits = |slot: &Slot, blueprint| {
-            size_in(host, slot, blueprint).is_some_and(|parameters| parameters <= room)
-        };
-        let mut modules = host.slots().iter().enumerate().flat_map(|(index, slot)| {
-            let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
-            legal.map(move |(blueprint, _)| (slot, blueprint))
-        });
         let mut layers = 0..host.widenable().len();
-        modules.any(|(slot, blueprint)| fits(slot, blueprint))
+        fitting_modules(host, self).next().is_some()
             || self.widen_by > 0.0
                 && layers.any(|layer| self.further_features(host, layer).is_some())
     }

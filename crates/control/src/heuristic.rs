@@ -6,11 +6,11 @@ use meristem_grow::{Curve, Host, Speed, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::action::Action;
-use crate::budget::{room, size_in};
+use crate::budget::fitting_modules;
 use crate::controller::Controller;
 use crate::error::Result;
 use crate::heuristic_config::{HeuristicConfig, WidenTrigger};
-use crate::rules::{legal, legal_blueprints};
+use crate::rules::legal;
 use crate::state::ControllerState;
 use crate::trend::Trend;
 use crate::view::EnvView;
@@ -187,13 +187,7 @@ impl HeuristicMemory {
     /// Slot and blueprint of the next germination. Only blueprints within the host's budget count;
     /// the smallest penalty wins, then the largest number of parameters.
     fn place(&self, host: &Host, config: &HeuristicConfig) -> Option<(usize, usize)> {
-        let sized = host.slots().iter().enumerate().flat_map(|(index, slot)| {
-            let legal = legal_blueprints(index, host).enumerate().filter(|(_, legal)| *legal);
-            legal.map(move |(b, _)| (index, b, size_in(host, slot, b)))
-        });
-        let room = room(host, config);
-        let fitting = sized.filter_map(|(slot, b, size)| Some((slot, b, size?)));
-        let best = fitting.filter(|(_, _, size)| *size <= room).min_by(|one, other| {
+        let best = fitting_modules(host, config).min_by(|one, other| {
             let penalties = [one, other].map(|(_, blueprint, _)| self.penalties[*blueprint]);
             let rank = |(slot, blueprint, size): &(usize, usize, usize)| {
                 (Reverse(*size), *slot, *blueprint)
