@@ -32,8 +32,8 @@ environment:
 The exit code is that of COMMAND.
 ";
 
-/// The names under which the CUDA backend looks for its libraries.
-const LINKS: [&str; 3] = ["libcuda.so", "libnvrtc.so", "libnccl.so.2"];
+/// The names under which the CUDA backend, and an MPI library for GPUs, look for libraries.
+const LINKS: [&str; 4] = ["libcuda.so", "libcuda.so.1", "libnvrtc.so", "libnccl.so.2"];
 
 /// Runs the command that `arguments` name.
 pub(crate) fn run(root: &Path, arguments: &[String]) -> ExitCode {

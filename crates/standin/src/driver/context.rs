@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{CUcontext, CUdevice, CUresult};
 
-use super::call::{current, driver, machine, set_current, wait, write};
+use super::call::{current, driver, in_context, machine, set_current, wait, write};
 use super::device::place;
 
 driver! {
@@ -49,6 +49,11 @@ driver! {
     /// The context that is current to the thread, or null.
     fn cuCtxGetCurrent(pctx: *mut CUcontext) {
         machine(|_| write(pctx, current() as CUcontext))
+    }
+
+    /// The device of the current context.
+    fn cuCtxGetDevice(device: *mut CUdevice) {
+        in_context(|_, current| write(device, current as CUdevice))
     }
 
     /// Waits for all work on the device of the current context.

@@ -42,7 +42,7 @@ pub(super) fn check(machine: &SimMachine, work: &DeviceWork) -> DriverAnswer {
 }
 
 /// Enqueues work; with `wait`, the host waits until it is done.
-fn enqueue(
+pub(super) fn enqueue(
     on: CUstream,
     wait: bool,
     work: impl FnOnce(&AddressSpace) -> DriverAnswer<DeviceWork>,
@@ -56,7 +56,7 @@ fn enqueue(
     if wait { wait_for(&[point]) } else { Ok(()) }
 }
 
-fn copy(from: CopySource, to: CopyTarget, bytes: usize) -> DeviceWork {
+pub(super) fn copy(from: CopySource, to: CopyTarget, bytes: usize) -> DeviceWork {
     DeviceWork::Copy(CopyWork { from, to, bytes })
 }
 

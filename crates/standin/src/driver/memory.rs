@@ -57,4 +57,23 @@ driver! {
         wait(|machine, device| Ok(machine.ends(device)))?;
         in_context(|machine, _| machine.memory.free(p as u64, true).then_some(()).ok_or(INVALID))
     }
+
+    /// Page-locks memory that the host allocated.
+    fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
+        in_context(|machine, _| {
+            // Portable and mapped memory are the same here.
+            if p.is_null() || bytesize == 0 || Flags > 3 {
+                return Err(INVALID);
+            }
+            let registered = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+            machine.memory.register(p as u64, bytesize).then_some(()).ok_or(registered)
+        })
+    }
+
+    /// Ends the page-locking of registered memory after all work that was enqueued on the device.
+    fn cuMemHostUnregister(p: *mut c_void) {
+        wait(|machine, device| Ok(machine.ends(device)))?;
+        let missing = CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+        in_context(|machine, _| machine.memory.unregister(p as u64).then_some(()).ok_or(missing))
+    }
 }

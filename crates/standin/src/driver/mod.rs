@@ -15,3 +15,4 @@ pub mod module;
 #[allow(non_snake_case, reason = "NCCL's names")]
 pub mod nccl;
 pub mod stream;
+pub mod unified;

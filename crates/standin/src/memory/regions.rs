@@ -44,6 +44,8 @@ pub(crate) struct AddressSpace {
     live: BTreeMap<u64, MemoryRegion>,
     freed: BTreeMap<u64, MemoryRegion>,
     freed_order: VecDeque<u64>,
+    /// Memory of the host that was page-locked after its allocation: bytes by first address.
+    registered: BTreeMap<u64, usize>,
     allocated: u64,
     /// Bytes in use of each device.
     used: Vec<usize>,
@@ -58,6 +60,7 @@ impl AddressSpace {
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
             freed_order: VecDeque::new(),
+            registered: BTreeMap::new(),
             allocated: 0,
             used: vec![0; devices],
             capacity,
@@ -131,12 +134,47 @@ impl AddressSpace {
         }
     }
 
-    /// The owner of live memory that contains all these bytes. For ranges of no bytes, the end of
-    /// an allocation counts as part of it.
+    /// Page-locks memory of the host; `false` if a part of it is page-locked or of a device.
+    pub(crate) fn register(&mut self, address: u64, bytes: usize) -> bool {
+        let Some(end) = address.checked_add(bytes as u64) else { return false };
+        let before = self.registered.range(..end).next_back();
+        let is_free = before.is_none_or(|(base, bytes)| base + *bytes as u64 <= address)
+            && self
+                .live
+                .range(..end)
+                .next_back()
+                .is_none_or(|(base, region)| base + region.bytes as u64 <= address);
+        if is_free {
+            self.registered.insert(address, bytes);
+        }
+        is_free
+    }
+
+    /// Ends the page-locking of memory that begins at `address`; `false` if there is none.
+    pub(crate) fn unregister(&mut self, address: u64) -> bool {
+        self.registered.remove(&address).is_some()
+    }
+
+    /// The owner of live or registered memory that contains all these bytes. For ranges of no
+    /// bytes, the end of an allocation counts as part of it.
     pub(crate) fn owner(&self, address: u64, bytes: usize) -> Option<MemoryKind> {
+        let inside = |base: u64, whole: usize| {
+            let offset = usize::try_from(address - base).ok();
+            offset.and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= whole)
+        };
+        let live = self.live.range(..=address).next_back();
+        let live = live.filter(|(base, region)| inside(**base, region.bytes));
+        let registered = || self.registered.range(..=address).next_back();
+        live.map(|(_, region)| region.kind).or_else(|| {
+            registered().filter(|(base, whole)| inside(**base, **whole)).map(|_| MemoryKind::Pinned)
+        })
+    }
+
+    /// First address and bytes of the live allocation of a device that contains the address.
+    pub(crate) fn allocation(&self, address: u64) -> Option<(u64, usize)> {
         let (base, region) = self.live.range(..=address).next_back()?;
-        let offset = usize::try_from(address - base).ok()?;
-        (offset.checked_add(bytes)? <= region.bytes).then_some(region.kind)
+        let inside = address - base < region.bytes as u64;
+        (inside && region.kind != MemoryKind::Pinned).then_some((*base, region.bytes))
     }
 
     /// Whether the address is in memory that was freed.

@@ -9,3 +9,4 @@ mod faults;
 mod graphs;
 mod harness;
 mod kernels;
+mod unified;
