@@ -94,9 +94,10 @@ impl Communicator {
     /// was killed, the calls of the other ranks fail at the deadline, or `mpirun` ends the other
     /// ranks (Open MPI 4 continues under `--enable-recovery`).
     ///
-    /// Groups from [`split`](Communicator::split) share one thread: a process in several groups
-    /// must make their calls in the same order on all ranks. Dropping the last communicator waits
-    /// until all ranks do so, at most for the deadline.
+    /// All groups of a process, also those from [`split`](Communicator::split), share one thread
+    /// for MPI. So processes that have several groups in common must make the calls of these groups
+    /// in the same order. Dropping the last communicator of a process waits until all processes
+    /// have dropped theirs, at most for the deadline.
     ///
     /// # Errors
     /// [`Error::Unavailable`].

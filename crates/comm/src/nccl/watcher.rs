@@ -17,8 +17,9 @@
 //!   threads of the other ranks, but no call of theirs. So another rank may meanwhile wait for
 //!   this rank elsewhere.
 //! - After a loss the current exchange has [`GRACE`] to end, because the lost rank may have sent
-//!   its part. Without a loss, no exchange is aborted because it is slow: all other devices can
-//!   still reach it.
+//!   its part. Slowness alone aborts nothing, because the other devices can still reach the same
+//!   exchange: an exchange that is overdue is reported to the group, and aborted once the group
+//!   reports a loss.
 //! - The error is stored before the exchanges are aborted, so that no aborted result counts as
 //!   valid.
 
