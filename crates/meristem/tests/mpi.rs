@@ -465,9 +465,7 @@ fn gpus_over_mpi_exchange_by_address() {
         assert_eq!(copies(&format!("{name}-address")), 0.0, "{name}");
         if name == "replicas" {
             ok(&m, 2, &format!("{run}-host --comm mpi"));
-            // The library of `.ci/cuda_aware_mpi` takes addresses without a claim, too.
-            let by_host = rank_errors(&m, 0).contains("host memory");
-            assert_eq!(copies("replicas-host") > 0.0, by_host, "nothing was exchanged");
+            assert!(copies("replicas-host") > 0.0, "nothing was exchanged");
         }
     }
 }
