@@ -5,18 +5,18 @@ that do not lie in registers), or needs more registers for its largest block tha
 
 Needs no GPU. NVRTC comes from PyPI: pip install nvidia-cuda-nvrtc
 
-    python3 .ci/compile_kernels.py [--arch sm_80 …] [FILE.cu …]
+    python3 .ci/compile_kernels.py [--arch sm_80 … | --sample] [FILE.cu …]
 """
 
 import argparse
 import concurrent.futures
 import ctypes
 import functools
-import itertools
 import pathlib
 import re
 import sys
 import sysconfig
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Folders whose headers stand for one another: a source that reads "element.cuh" is compiled with each of the
@@ -27,6 +27,8 @@ HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if p
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
 OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space", "--ptxas-options=-v"]
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
+# That of the records. With --sample every source is compiled for it, and for one of the others.
+FIRST = "sm_90a"
 # Registers of a multiprocessor, and threads of a block that says nothing, on all of them.
 REGISTERS = 65536
 THREADS_MAX = 1024
@@ -69,6 +71,13 @@ def variants(path):
             found = sorted(ROOT.glob(f"crates/**/{folder}/*.cuh"))
             return {f" of {header.stem}": HEADERS | {f"{folder}.cuh": header} for header in found}
     return {"": HEADERS}
+
+
+def sample(path):
+    """The first architecture, and one of the others, which a change to the source or to its headers draws anew."""
+    others = [arch for arch in ARCHITECTURES if arch != FIRST]
+    read = [path, *(HEADERS[name] for name in sorted(includes(path)) if name in HEADERS)]
+    return [FIRST, others[zlib.crc32(b"".join(file.read_bytes() for file in read)) % len(others)]]
 
 
 def compile_source(job):
@@ -117,7 +126,9 @@ def faults(kernel, registers, stack, threads):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--arch", nargs="+", default=ARCHITECTURES)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--arch", nargs="+", default=ARCHITECTURES)
+    which.add_argument("--sample", action="store_true", help=f"each source for {FIRST} and one other, not for all")
     parser.add_argument("--allow-stack", action="store_true", help="stack frames, as of an older compiler, are no fault")
     parser.add_argument("files", nargs="*", type=pathlib.Path)
     given = parser.parse_args()
@@ -125,8 +136,12 @@ def main():
     if not files:
         sys.exit("no CUDA source was found")
     library()  # a missing one is named once
-    jobs = [(path, *variant) for path in files for variant in variants(path).items()]
-    jobs = list(itertools.product(jobs, given.arch))
+    jobs = [
+        ((path, *variant), arch)
+        for path in files
+        for variant in variants(path).items()
+        for arch in (sample(path) if given.sample else given.arch)
+    ]
     wrong, kernels = [], 0
     with concurrent.futures.ProcessPoolExecutor() as pool:
         for ((path, variant, _), arch), compiled in zip(jobs, pool.map(compile_source, jobs)):
