@@ -27,7 +27,7 @@ HEADERS = {path.name: path for path in sorted(ROOT.glob("crates/**/*.cuh")) if p
 # As `Target::options` in crates/device/src/execution/cuda/compiler.rs, and the report.
 OPTIONS = ["--std=c++17", "--fmad=false", "--device-as-default-execution-space", "--ptxas-options=-v"]
 ARCHITECTURES = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
-# That of the records. With --sample every source is compiled for it, and for one of the others.
+# The architecture of the machine in the records. With --sample every source is compiled for this architecture and one other.
 FIRST = "sm_90a"
 # Registers of a multiprocessor, and threads of a block that says nothing, on all of them.
 REGISTERS = 65536
@@ -74,7 +74,7 @@ def variants(path):
 
 
 def sample(path):
-    """The first architecture, and one of the others, which a change to the source or to its headers draws anew."""
+    """The first architecture, and one of the others, which a change to the source or its headers draws anew."""
     others = [arch for arch in ARCHITECTURES if arch != FIRST]
     read = [path, *(HEADERS[name] for name in sorted(includes(path)) if name in HEADERS)]
     return [FIRST, others[zlib.crc32(b"".join(file.read_bytes() for file in read)) % len(others)]]
