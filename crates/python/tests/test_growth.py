@@ -97,3 +97,19 @@ def test_rules_of_growth_are_settings():
         assert all(f'{key} = "{value}"' in (run.path / "config.toml").read_text() for key, value in rules.items())
     with pytest.raises(SettingError, match="FACTOR:STEPS"):
         meristem.train(**usual, growth_lr="2", run_dir="no")
+
+
+def test_a_host_without_slots_gets_wider():
+    nn = meristem.nn
+    host = meristem.Host(nn.Linear(6, name="one"), nn.ReLU(), nn.Linear(6, name="two"), nn.ReLU(), nn.Linear())
+    usual = {"dataset": "spirals", "host": host, "envs": 1, "steps": 6, "threads": 1, "max_gap": 99}
+    rules = meristem.train(**usual, controller="heuristic", widen_by=0.5, widen_pause=1, run_dir="rules")
+    assert set(rules.events["layer_widened"]["layer"]) == {"one", "two"}
+
+    def wider(env):
+        return {"op": "WIDEN", "layer": "two", "by": 2} if env.step == 2 else None
+
+    own = meristem.train(**usual, controller=wider, run_dir="own")
+    assert list(own.events["layer_widened"]["layer"]) == ["two"]
+    with pytest.raises(SettingError, match="a host with slots"):
+        meristem.train(**usual, controller="random", run_dir="no")

@@ -186,9 +186,9 @@ impl Ppo {
         domain: PolicyDomain,
         options: PpoOptions,
     ) -> Result<Self> {
-        let (slots, blueprints) = (domain.slots.len(), domain.blueprints.len());
-        // A place is needed even if no host of this run has such a layer.
-        let places = domain.layers.len().max(1);
+        // A place is needed even if no host of this run has a slot, or a layer that can get wider.
+        let [slots, places] = [&domain.slots, &domain.layers].map(|list| list.len().max(1));
+        let blueprints = domain.blueprints.len();
         let layers = Some(LayerSet { places, features: layer_observation::LEN });
         let shape = SetObserver::shape(slots, blueprints, layers, config.hidden);
         Self::of_shape(stream, config, shape, domain, options)

@@ -226,6 +226,54 @@ fn a_policy_that_widens_is_resumed_to_the_same_bits() {
     assert_eq!((widths(&with), widths(&without)), (0, 0));
 }
 
+/// A host without slots grows in width: by rules, a script and a policy, also beside a host with
+/// slots. Controllers that could not let it grow are refused.
+#[test]
+fn a_host_without_slots_gets_wider() {
+    let m = with_images();
+    let run = RUN.replace("cnn:channels=2,blocks=2", "slotless.toml");
+    let rules = "--envs 2 --steps 8 --widen-by 0.5 --widen-pause 1 --parameters-per-image 99 \
+        --max-gap 99";
+    let policy = format!(
+        "{rules} --rounds 2 --ppo-demonstrations 1 --controller ppo --policy-form set-widen \
+         --policy-hidden 8"
+    );
+    fs::write(m.path("two.jsonl"), r#"{"step": 1, "op": "WIDEN", "layer": "two", "by": 3}"#)
+        .unwrap();
+    let runs = [
+        ("ruled", format!("{run} {rules} --controller heuristic --run-dir")),
+        ("scripted", format!("{run} --envs 2 --steps 5 --controller fixed:two.jsonl --run-dir")),
+        ("learned", format!("{run} {policy} --run-dir")),
+        ("beside", format!("{RUN} {policy} --members host=minimal|slotless.toml --run-dir")),
+    ];
+    for (name, run) in &runs {
+        m.ok(&format!("{run} {name}"));
+        let whole = outcome(&m, name);
+        assert!(widths(&whole) > 0, "{name}");
+        let slotless = whole.events.iter().filter(|event| event["event"] == "layer_widened");
+        assert!(slotless.filter(|event| event["env"] == 1).count() > 0, "{name}");
+        resumes(&m, run, name, &[8, 12, 16]);
+        m.ok(&format!("{run} {name}-one --threads 1"));
+        assert_same(&outcome(&m, &format!("{name}-one")), &whole, "workers");
+    }
+    m.ok("export onnx ruled/weights/env-0.safetensors --out ruled.onnx");
+    m.ok("runs report ruled learned");
+    let words = ["got slotless", "a host with slots", "--controller none"];
+    for controller in [
+        "heuristic",
+        "random",
+        "ppo --widen-by 0.5",
+        "greedy:shipped",
+        "ppo:learned/policy.safetensors",
+    ] {
+        m.fails(&format!("{run} --controller {controller} --run-dir no"), 2, &words);
+    }
+    let own = "ppo:learned/policy.safetensors --widen-by 0.5";
+    m.ok(&format!("{run} --controller {own} --envs 2 --steps 6 --run-dir own"));
+    assert!(widths(&outcome(&m, "own")) > 0);
+    assert!(!m.path("no").exists());
+}
+
 /// Kills runs like the complete one with this name after some numbers of events, and resumes them
 /// to the same bits.
 fn resumes(m: &Meristem, run: &str, whole: &str, events: &[usize]) {

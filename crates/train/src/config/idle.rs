@@ -42,12 +42,7 @@ impl TrainConfig {
     fn idle<'a>(&self, key: &'a str) -> Option<(&'a str, String)> {
         let controller = &self.controller;
         let is_heuristic = *controller == ControllerKind::Heuristic;
-        // Scripts and programs may widen layers at any time, the heuristic only with `widen_by`.
-        let widens = match controller {
-            ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
-            ControllerKind::Fixed(_) | ControllerKind::External => true,
-            _ => self.policy_widens(),
-        };
+        let widens = self.may_widen();
         let Setting { of_growth, of_heuristic, of_width, .. } = *setting(key);
         // A policy chooses and observes layers by these settings.
         let of_policy = key.starts_with("widen_") && self.policy_widens();

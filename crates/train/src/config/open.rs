@@ -49,6 +49,16 @@ impl TrainConfig {
         self.policy_form.unwrap_or_default()
     }
 
+    /// Whether the controller may make layers wider: scripts and programs at any time, the
+    /// heuristic and policies of the form `set-widen` only with `widen_by`.
+    pub(crate) fn may_widen(&self) -> bool {
+        match self.controller {
+            ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
+            ControllerKind::Fixed(_) | ControllerKind::External => true,
+            _ => self.policy_widens(),
+        }
+    }
+
     /// Whether the controller is a policy of the form `set-widen`, and `widen_by` allows it to make
     /// layers wider.
     pub(crate) fn policy_widens(&self) -> bool {

@@ -134,16 +134,18 @@ impl ResolvedMember {
     pub(super) fn resolve(config: TrainConfig, hosts: Hosts, read: &mut ReadFiles) -> Result<Self> {
         let host = read_host(&config.host)?;
         let slots = parse_slots(&host, &config.slots())?;
-        if slots.is_empty() && config.controller != ControllerKind::None {
-            let expected = "a host with slots, or --controller none";
-            return Err(Error::value("host", host.name(), expected));
-        }
         let init = match hosts {
             Hosts::Fresh => read.init(&config)?,
             Hosts::InProgress => None,
         };
         let script = read.script(&config)?;
-        Ok(Self { config, host, slots, init, script })
+        let member = Self { config, host, slots, init, script };
+        // The form of a policy may follow from its file, which is read later.
+        let is_open = member.config.controller.is_policy() && member.config.policy_form.is_none();
+        if !is_open {
+            check_has_growth(&member)?;
+        }
+        Ok(member)
     }
 
     /// The files that were read for the member, with absolute paths.
@@ -167,12 +169,16 @@ impl ResolvedNames {
         config: &TrainConfig,
         others: OtherInputs<'_>,
     ) -> Result<(TrainConfig, Self)> {
-        let names = Self::resolve(config, others, Hosts::Fresh)?;
+        let mut names = Self::resolve(config, others, Hosts::Fresh)?;
         let relocated = others.moved.map(|moved| config.moved(moved));
         let readable = relocated.as_ref().unwrap_or(config);
         let slots = names.members.first().map_or(0, |member| member.slots.len());
         let policy = PolicyFile::find(readable, slots, &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
+        for member in &mut names.members {
+            member.config = member.config.starting_from(policy.as_deref());
+            check_has_growth(member)?;
+        }
         check_same_slots(&config, &names.members)?;
         Ok((config, Self { policy, ..names }))
     }
@@ -316,6 +322,24 @@ fn check_same_slots(config: &TrainConfig, members: &[ResolvedMember]) -> Result<
             Err(Error::value("members", got, expected))
         }
     }
+}
+
+/// Checks that the controller of a host without slots, in which no module can grow, is `none`, or
+/// may make layers wider.
+fn check_has_growth(member: &ResolvedMember) -> Result<()> {
+    let ResolvedMember { config, host, slots, .. } = member;
+    if !slots.is_empty() || config.controller == ControllerKind::None {
+        return Ok(());
+    }
+    let expected = if host.widenable().is_empty() {
+        "a host with slots or with layers that can become wider, or --controller none"
+    } else if !config.may_widen() {
+        "a host with slots; or, with --widen-by, the heuristic or a policy of the form set-widen; \
+         or a script; or --controller none"
+    } else {
+        return Ok(());
+    };
+    Err(Error::value("host", host.name(), expected))
 }
 
 /// Looks up slots by name, by the beginning of their names (`r0`, `r1`), or `all`.

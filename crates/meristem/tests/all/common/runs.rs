@@ -1,5 +1,6 @@
 //! Runs with growth on a few small images, and comparison of their results.
 
+use std::fs;
 use std::path::Path;
 
 use meristem::device::random::{Purpose, Rng};
@@ -9,7 +10,15 @@ use serde_json::Value;
 
 use super::Meristem;
 
-/// A folder with 600 images of 8x8 bytes; the label is the position of the bright half.
+/// A host without slots, which can grow in width only.
+const SLOTLESS: &str = r#"layers = [
+    { conv2d = { out = 4, kernel = 3, name = "one" } }, "batch_norm", "relu",
+    { conv2d = { out = 4, kernel = 3, name = "two" } }, "relu",
+    "global_avg_pool", { linear = { out = "classes" } },
+]"#;
+
+/// A folder with 600 images of 8x8 bytes; the label is the position of the bright half. Beside them
+/// `slotless.toml`, a host without slots.
 pub(crate) fn with_images() -> Meristem {
     let m = Meristem::new();
     let mut random = Rng::new(1, Purpose::Test, 0, 0);
@@ -31,6 +40,7 @@ pub(crate) fn with_images() -> Meristem {
         arrays.insert(format!("{split}_labels"), tensor);
     }
     save(&m.path("images.safetensors"), &arrays, &Metadata::new());
+    fs::write(m.path("slotless.toml"), SLOTLESS).unwrap();
     m
 }
 

@@ -52,12 +52,14 @@ fn a_policy_is_independent_of_the_order_on_the_device() {
     assert_independent_of_order(PPO);
 }
 
-/// A policy that makes layers wider, with more places in its heads: in another order and killed.
+/// A policy that makes layers wider, with more places in its heads, also of a host without slots:
+/// in another order and killed.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn a_policy_that_widens_is_independent_of_the_order_and_resumes() {
     let wide = format!("{PPO} --policy-form set-widen --widen-by 0.5 --twin off");
-    let wide = wide.replace("minimal --slots r0", "cnn:channels=2,blocks=3,kernel=3");
+    let hosts = "minimal --members host=cnn:channels=2,blocks=3,kernel=3|slotless.toml";
+    let wide = wide.replace("minimal --slots r0", hosts);
     assert_independent_of_order(&wide);
     let m = with_images();
     let whole = run(&m, &wide, "wide", 1);
