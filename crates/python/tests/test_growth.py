@@ -112,4 +112,4 @@ def test_a_host_without_slots_gets_wider():
     own = meristem.train(**usual, controller=wider, run_dir="own")
     assert list(own.events["layer_widened"]["layer"]) == ["two"]
     with pytest.raises(SettingError, match="a host with slots"):
-        meristem.train(**usual, controller="random", run_dir="no")
+        meristem.train(**usual, controller="heuristic", run_dir="no")

@@ -37,9 +37,16 @@ host = { choice = ["mlp:4,4,4", "mlp:5", "mlp:4,4"] }
 lr = { log_uniform = [0.02, 0.2] }
 "#;
 
+/// A host in which no module can grow.
+const SLOTLESS: &str = r#"layers = [
+    { linear = { out = 3 } }, "relu", { linear = { out = 4 } }, "relu",
+    { linear = { out = "classes" } },
+]"#;
+
 fn prepared() -> Meristem {
     let m = Meristem::new();
     fs::write(m.path("tiny.toml"), TINY_POLICY).unwrap();
+    fs::write(m.path("slotless.toml"), SLOTLESS).unwrap();
     m
 }
 
@@ -214,15 +221,15 @@ fn a_training_on_families_goes_on_after_a_kill_to_the_same_bits() {
     assert_same(&m, "killed", "whole");
 }
 
-/// A policy that makes layers wider, taught in the first round.
+/// A policy that makes layers wider, taught in the first round, also of a host without slots. Only
+/// layers grow, and count as growth.
 #[test]
 fn a_policy_that_widens_goes_on_after_a_kill_to_the_same_bits() {
-    let m = Meristem::new();
+    let m = prepared();
     let of_width = "[settings]\npolicy_form = \"set-widen\"\nwiden_by = 0.5\nwiden_pause = 1\n\
-                    parameters_per_image = 99\nmax_gap = 99";
-    let text =
-        TINY_POLICY.replace("[settings]", of_width).replace("{ int = [3, 5] }", "{ int = [5, 6] }");
-    fs::write(m.path("tiny.toml"), text).unwrap();
+                    parameters_per_image = 99\nmax_gap = 99\nmax_modules = 0";
+    let text = TINY_POLICY.replace("[settings]", of_width).replace("mlp:5", "slotless.toml");
+    fs::write(m.path("tiny.toml"), text.replace("{ int = [3, 5] }", "{ int = [5, 6] }")).unwrap();
     m.ok("control train-policy tiny.toml --run-dir whole --quiet");
     kill_after_lines(&m, &[2, 3, 5]);
     m.ok("control train-policy tiny.toml --run-dir killed --quiet");
@@ -231,6 +238,10 @@ fn a_policy_that_widens_goes_on_after_a_kill_to_the_same_bits() {
     let rounds = lines.iter().filter(|line| line["kind"] == "round");
     for round in rounds {
         assert!(round["report"]["ops"][6].as_u64() > Some(0), "{round}");
+    }
+    for line in lines.iter().filter(|line| line["kind"] == "evaluation") {
+        let growth = |controller: &str| line["controllers"][controller]["growth"].as_f64();
+        assert!(growth("heuristic") > Some(1.2) && growth("random") == Some(1.0), "{line}");
     }
     let acting = "train --dataset spirals --host mlp:3,3 --steps 8 --envs 2 --widen-by 0.5 --quiet \
                   --controller ppo:whole/policy.safetensors --run-dir acting";
@@ -249,6 +260,7 @@ fn requests_that_do_not_fit_are_refused_before_the_first_round() {
         ("rounds = 3", "rounds = 0", "1 to"),
         ("batch = 64", "batch = 0", "batch"),
         ("mlp:5", "mlp:x", "mlp:x"),
+        ("mlp:5", "slotless.toml", "a policy of the form set-widen"),
         ("lr = {", "lrr = {", "did you mean `lr`"),
         ("[200, 300]", "[-3, 0]", "train="),
         ("envs = 4", "envs = 4\ncolour = 1", "colour"),

@@ -259,13 +259,9 @@ fn a_host_without_slots_gets_wider() {
     m.ok("export onnx ruled/weights/env-0.safetensors --out ruled.onnx");
     m.ok("runs report ruled learned");
     let words = ["got slotless", "a host with slots", "--controller none"];
-    for controller in [
-        "heuristic",
-        "random",
-        "ppo --widen-by 0.5",
-        "greedy:shipped",
-        "ppo:learned/policy.safetensors",
-    ] {
+    for controller in
+        ["heuristic", "ppo --widen-by 0.5", "greedy:shipped", "ppo:learned/policy.safetensors"]
+    {
         m.fails(&format!("{run} --controller {controller} --run-dir no"), 2, &words);
     }
     let own = "ppo:learned/policy.safetensors --widen-by 0.5";

@@ -87,6 +87,8 @@ struct EnvResult {
     rewards: f64,
     gain: f64,
     growth: f64,
+    /// Parameters with which the host began; 0 before the first step.
+    host_parameters: usize,
 }
 
 /// Observer of the run of one episode.
@@ -137,8 +139,12 @@ impl Observer for EpisodeObserver<'_> {
                 let twin = step.twin.and_then(|twin| twin.control_loss);
                 let gain = twin.zip(step.control_loss).map(|(twin, own)| twin - own);
                 env.gain = gain.filter(|gain| gain.is_finite()).unwrap_or(env.gain);
+                // The size during the step: layers get wider after it.
+                if env.host_parameters == 0 {
+                    env.host_parameters = step.host_parameters;
+                }
                 let all = step.host_parameters + step.grown_parameters;
-                env.growth = all as f64 / step.host_parameters.max(1) as f64;
+                env.growth = all as f64 / env.host_parameters.max(1) as f64;
             }
             Event::GovernorRollback { env, penalty, .. } => {
                 if let Some(env) = self.envs.get_mut(*env) {

@@ -135,6 +135,10 @@ impl<'a> Plan<'a> {
         for (of, number) in rounds.chain(evaluations) {
             let config = task(of, number)?;
             let names = ResolvedNames::resolve(&config, OtherInputs::default(), Hosts::Fresh)?;
+            names.check_can_grow(&TrainConfig {
+                controller: ControllerKind::Ppo,
+                ..config.clone()
+            })?;
             domain = domain.with_more(names.domain());
             steps = steps.max(config.steps);
         }

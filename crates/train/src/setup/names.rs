@@ -139,13 +139,7 @@ impl ResolvedMember {
             Hosts::InProgress => None,
         };
         let script = read.script(&config)?;
-        let member = Self { config, host, slots, init, script };
-        // The form of a policy may follow from its file, which is read later.
-        let is_open = member.config.controller.is_policy() && member.config.policy_form.is_none();
-        if !is_open {
-            check_has_growth(&member)?;
-        }
-        Ok(member)
+        Ok(Self { config, host, slots, init, script })
     }
 
     /// The files that were read for the member, with absolute paths.
@@ -177,10 +171,29 @@ impl ResolvedNames {
         let config = config.starting_from(policy.as_deref());
         for member in &mut names.members {
             member.config = member.config.starting_from(policy.as_deref());
-            check_has_growth(member)?;
         }
+        names.check_can_grow(&config)?;
         check_same_slots(&config, &names.members)?;
         Ok((config, Self { policy, ..names }))
+    }
+
+    /// Checks that hosts without slots, in which no module can grow, can become wider under the
+    /// controllers of `config`, whose policy has its form. A host without growth has the controller
+    /// `none`, or `random`, which is a reference for others.
+    ///
+    /// # Errors
+    /// [`Error::Value`] with the first member whose host can never grow.
+    pub(crate) fn check_can_grow(&self, config: &TrainConfig) -> Result<()> {
+        for (number, (member, own)) in self.members.iter().zip(config.of_members()).enumerate() {
+            let grows = !matches!(own.controller, ControllerKind::None | ControllerKind::Random);
+            if grows && member.slots.is_empty() {
+                let has_members = config.members.is_some();
+                let named =
+                    |error: Error| if has_members { error.in_member(number) } else { error };
+                check_can_widen(&own, &member.host).map_err(named)?;
+            }
+        }
+        Ok(())
     }
 
     /// Slots of the member with the most slots, blueprints of the run, and widenable layers of the
@@ -324,13 +337,8 @@ fn check_same_slots(config: &TrainConfig, members: &[ResolvedMember]) -> Result<
     }
 }
 
-/// Checks that the controller of a host without slots, in which no module can grow, is `none`, or
-/// may make layers wider.
-fn check_has_growth(member: &ResolvedMember) -> Result<()> {
-    let ResolvedMember { config, host, slots, .. } = member;
-    if !slots.is_empty() || config.controller == ControllerKind::None {
-        return Ok(());
-    }
+/// Checks that a controller may make layers of a host without slots wider, if one is to grow it.
+fn check_can_widen(config: &TrainConfig, host: &HostSpec) -> Result<()> {
     let expected = if host.widenable().is_empty() {
         "a host with slots or with layers that can become wider, or --controller none"
     } else if !config.may_widen() {
