@@ -191,6 +191,17 @@ fn layers(values: Vec<Value>, place: &str, depth: usize) -> Result<Vec<HostLayer
     each.map(|(i, value)| layer(value, &format!("{place}.{i}"), depth)).collect()
 }
 
+/// Advice for a layer with keys beside its kind, such as `{ linear = { out = 8 }, name = "one" }`.
+fn misplaced_keys(entry: &Map<String, Value>) -> Option<String> {
+    let (kinds, others): (Vec<&str>, Vec<&str>) =
+        entry.keys().map(String::as_str).partition(|key| KINDS.contains(key));
+    match kinds[..] {
+        [kind] => Some(format!("; put `{}` into the braces of `{kind}`", others.join("`, `"))),
+        [_, _, ..] => Some("; give each layer braces for itself".into()),
+        [] => None,
+    }
+}
+
 fn layer(value: Value, place: &str, depth: usize) -> Result<HostLayer, String> {
     let (kind, arguments) = match value {
         Value::String(kind) => (kind, Value::Object(Map::new())),
@@ -198,9 +209,10 @@ fn layer(value: Value, place: &str, depth: usize) -> Result<HostLayer, String> {
             entry.into_iter().next().ok_or_else(|| format!("{place}: no layer"))?
         }
         other => {
+            let advice = other.as_object().and_then(misplaced_keys).unwrap_or_default();
             return Err(format!(
                 "{place}: expected a layer, such as \"relu\" or {{ conv2d = {{ out = 8, kernel = \
-                 3 }} }}, got {}",
+                 3 }} }}, got {}{advice}",
                 short(&other)
             ));
         }
