@@ -12,13 +12,13 @@ in batches of 128, on 90 % of the training samples.
   an epoch in which the host overfits.
 - `embedded`: four convolutions, the host `CONVOLUTIONS` below, for 20 epochs. After epochs 1, 3, 5
   and 7 the first and the third in turn get four further channels. gromo measures 2,048 images, as
-  ours does, and its line search 128 of them: with all 9,000 it would take twenty minutes for
-  each growth. Ours is `meristem train` under a script.
+  ours does, and its line search 128 of them: with all 2,048 a growth took five minutes. Ours is
+  `meristem train` under a script.
 
 Each way has the best of its rates by the control split, the other 10 %, on other seeds than the
-table has. One thread; seconds are of training and growth, without the evaluation in gromo, and with
-that of the control split in ours on `embedded`. Our processor time is of the whole command, start
-and evaluations included, divided by its runs.
+table has. One thread. Seconds are of training and growth; on `embedded` our seconds include the
+evaluation of the control split. Our processor time is of the whole command, start and evaluations
+included, divided by its runs.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Task:
     epochs: int
     # Epochs, from 0, after which a layer grows.
     growths: tuple[int, ...]
-    # Training samples that gromo measures, and those of its line search; None for all.
+    # Training samples that gromo measures, and samples of its line search; None for all.
     measured: int | None = None
     searched: int | None = None
 
