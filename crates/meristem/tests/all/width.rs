@@ -251,7 +251,7 @@ fn a_host_without_slots_gets_wider() {
         let whole = outcome(&m, name);
         assert!(widths(&whole) > 0, "{name}");
         let slotless = whole.events.iter().filter(|event| event["event"] == "layer_widened");
-        assert!(slotless.filter(|event| event["env"] == 1).count() > 0, "{name}");
+        assert!(slotless.into_iter().any(|event| event["env"] == 1), "{name}");
         resumes(&m, run, name, &[8, 12, 16]);
         m.ok(&format!("{run} {name}-one --threads 1"));
         assert_same(&outcome(&m, &format!("{name}-one")), &whole, "workers");

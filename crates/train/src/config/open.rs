@@ -52,11 +52,15 @@ impl TrainConfig {
     /// Whether the controller may make layers wider: scripts and programs at any time, the
     /// heuristic and policies of the form `set-widen` only with `widen_by`.
     pub(crate) fn may_widen(&self) -> bool {
-        match self.controller {
-            ControllerKind::Heuristic => self.heuristic.widen_by > 0.0,
-            ControllerKind::Fixed(_) | ControllerKind::External => true,
-            _ => self.policy_widens(),
-        }
+        let at_any_time =
+            matches!(self.controller, ControllerKind::Fixed(_) | ControllerKind::External);
+        at_any_time || self.widens_by_setting()
+    }
+
+    /// Whether the controller makes layers wider by `widen_by`.
+    pub(crate) fn widens_by_setting(&self) -> bool {
+        let by_rule = self.controller == ControllerKind::Heuristic && self.heuristic.widen_by > 0.0;
+        by_rule || self.policy_widens()
     }
 
     /// Whether the controller is a policy of the form `set-widen`, and `widen_by` allows it to make

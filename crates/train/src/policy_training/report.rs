@@ -74,8 +74,8 @@ pub struct Evaluated {
     /// both are finite.
     #[serde(deserialize_with = "null_as_nan")]
     pub gain: f64,
-    /// Parameters of the env with its modules in the last step, divided by those with which its
-    /// host began.
+    /// Parameters of the env with its modules in the last step, divided by the initial parameters
+    /// of its host.
     #[serde(deserialize_with = "null_as_nan")]
     pub growth: f64,
     /// Return on each task, for paired differences; null for a task whose training diverged.

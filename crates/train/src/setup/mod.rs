@@ -313,14 +313,13 @@ impl Setup {
     /// heuristic, or a policy, is to make layers wider.
     fn check_width_init(&self, env: usize, host: &Host) -> Result<()> {
         let config = &self.member(env).config;
-        let by_rule =
-            config.controller == ControllerKind::Heuristic && config.heuristic.widen_by > 0.0;
-        let is_asked = by_rule || config.policy_widens();
         let init = config.rules.width_init;
         let reasons: Vec<String> =
             host.widenable().iter().filter_map(|layer| layer.suits(init).err()).collect();
         match reasons.first() {
-            Some(reason) if is_asked && reasons.len() == host.widenable().len() => {
+            Some(reason)
+                if config.widens_by_setting() && reasons.len() == host.widenable().len() =>
+            {
                 let expected = format!("another one for `{}`: {reason}", host.spec());
                 Err(Error::value("width-init", init.name(), expected))
             }

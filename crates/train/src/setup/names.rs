@@ -187,10 +187,8 @@ impl ResolvedNames {
         for (number, (member, own)) in self.members.iter().zip(config.of_members()).enumerate() {
             let grows = !matches!(own.controller, ControllerKind::None | ControllerKind::Random);
             if grows && member.slots.is_empty() {
-                let has_members = config.members.is_some();
-                let named =
-                    |error: Error| if has_members { error.in_member(number) } else { error };
-                check_can_widen(&own, &member.host).map_err(named)?;
+                check_can_widen(&own, &member.host)
+                    .map_err(|error| of_member(config, number, error))?;
             }
         }
         Ok(())
@@ -293,9 +291,7 @@ impl ResolvedNames {
             .enumerate()
             .map(|(n, member)| {
                 let names = ResolvedMember::resolve(member, hosts, &mut read);
-                names.map_err(
-                    |error| if config.members.is_some() { error.in_member(n) } else { error },
-                )
+                names.map_err(|error| of_member(config, n, error))
             })
             .collect::<Result<_>>()?;
         let isa = Isa::from_env().map_err(meristem_device::Error::from)?;
@@ -335,6 +331,11 @@ fn check_same_slots(config: &TrainConfig, members: &[ResolvedMember]) -> Result<
             Err(Error::value("members", got, expected))
         }
     }
+}
+
+/// The error with the number of the member, if the configuration has members.
+fn of_member(config: &TrainConfig, number: usize, error: Error) -> Error {
+    if config.members.is_some() { error.in_member(number) } else { error }
 }
 
 /// Checks that a controller may make layers of a host without slots wider, if one is to grow it.

@@ -5,10 +5,13 @@ pub(crate) mod port;
 use std::time::Duration;
 
 use meristem_comm::{
-    CollectiveCall, CommOptions, Communicator, Parcel, Result, Spans, Sum, SumElement, Transport,
+    CollectiveCall, CommOptions, Communicator, Error, Parcel, Result, Spans, Sum, SumElement,
+    Transport,
 };
 use meristem_device::random::{Purpose, Rng};
-use meristem_device::{Device, DeviceId, DeviceOptions, Element, Owner, Stream, Tensor};
+use meristem_device::{
+    Device, DeviceId, DeviceOptions, Element, Error as DeviceError, Owner, Stream, Tensor,
+};
 
 /// Numbers of ranks for the tests of every algorithm.
 pub(crate) const RANKS: [usize; 7] = [1, 2, 3, 4, 5, 7, 8];
@@ -32,6 +35,24 @@ pub(crate) fn options() -> CommOptions {
 /// results in rank order.
 pub(crate) fn ranks<R: Send>(n: usize, run: impl Fn(Communicator, &Stream) -> R + Sync) -> Vec<R> {
     on(&open(), Communicator::threads(n, &options()).unwrap(), run)
+}
+
+/// Checks that all ranks have the panic of a kernel of one of them: with their results, or, if the
+/// call of that rank returned it, as its failure.
+pub(crate) fn assert_panic_of(failed: usize, errors: &[Error], words: &[&str]) {
+    for (rank, error) in errors.iter().enumerate() {
+        match error {
+            Error::Device(cause) => {
+                assert!(matches!(**cause, DeviceError::KernelPanicked { .. }), "{error:?}");
+            }
+            Error::RankFailed { rank: named, .. } => {
+                assert!(*named == failed && rank != failed, "{rank}: {error:?}");
+            }
+            _ => panic!("{error:?}"),
+        }
+        let text = error.to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    }
 }
 
 /// Runs a closure on every rank, as [`ranks`], with existing communicators.
