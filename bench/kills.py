@@ -25,6 +25,7 @@ from result_parts import folder_parts
 BASE = "train --preset quick --quiet --max-batches 3 --control-split 0.02 --checkpoint-every 2"
 GROW = "--controller heuristic --min-training-steps 1 --min-contribution -100 --envs 2 --steps 24"
 LEARN = "--controller ppo --policy none --policy-hidden 16 --envs 2 --rounds 3 --steps 6"
+WIDEN = "--controller heuristic --dataset mnist1d --max-modules 0 --widen-by 0.5 --widen-pause 2 --max-gap 99 --envs 2 --steps 24"
 RUNS = {
     "none": "--controller none --host minimal --envs 3 --steps 40",
     "heuristic with twins": f"{GROW} --host minimal --twin on",
@@ -35,6 +36,10 @@ RUNS = {
     "PPO": f"{LEARN} --host minimal",
     "PPO on two ranks": f"{LEARN} --host minimal --comm threads --ranks 2 --exchange topk:0.1",
     "one host on two ranks": f"{GROW} --host minimal --envs 1 --data-parallel --comm threads --ranks 2 --exchange ok-topk:0.1",
+    "joint modules": f"{GROW} --host minimal --birth joint",
+    "wider layers": f"{WIDEN} --host conv1d:4,8",
+    "wider layers by gradients": f"{WIDEN} --host mlp:4,4 --width-init tiny --widen-trigger gradient_ratio:0.1",
+    "wider layers by PPO": f"{LEARN} --dataset mnist1d --host conv1d:4,8 --policy-form set-widen --widen-by 0.5",
     "TensorBoard, two devices": f"{GROW} --host minimal --tensorboard --devices cpu:0,cpu:1",
 }
 

@@ -29,9 +29,8 @@ pub struct WidenableLayer {
     has_offset: bool,
     /// Name of the reader, the next layer that reads the output of this layer.
     reader: String,
-    /// Whether the layer and its reader are linear layers with biases, with only activation
-    /// functions, dropout and slots between them.
-    is_linear_pair: bool,
+    /// Whether a pool is between the layer and its reader.
+    has_pool: bool,
 }
 
 impl WidenableLayer {
@@ -62,9 +61,12 @@ impl WidenableLayer {
                      and the next one",
                 )
             }
-            WidthInit::Tiny if !self.is_linear_pair => Some(
-                "two linear layers with biases, and nothing but activation functions between them",
-            ),
+            WidthInit::Tiny if self.has_norm_or_depthwise || self.has_pool || !self.has_bias => {
+                Some(
+                    "a layer with a bias, and nothing but activation functions, dropout and \
+                     flatten between it and the next one",
+                )
+            }
             _ => None,
         }
     }
@@ -90,13 +92,10 @@ struct Between<'a> {
     depthwise: Vec<&'a str>,
     slots: Vec<SlotName>,
     has_norm: bool,
-    /// Whether a pool or `flatten` is among them.
-    has_pool_or_flatten: bool,
+    has_pool: bool,
     /// Whether an activation function that is not 0 at 0 is among them.
     has_offset: bool,
     reader: &'a str,
-    /// Whether the reader is a linear layer with a bias.
-    reader_is_linear_with_bias: bool,
 }
 
 impl HostSpec {
@@ -190,9 +189,6 @@ impl<'a> Between<'a> {
     fn layer(self, layer: &HostLayer, name: &str, features: usize) -> WidenableLayer {
         let has_bias = has_bias(layer);
         let has_norm_or_depthwise = self.has_norm || !self.depthwise.is_empty();
-        let is_vector = matches!(layer, HostLayer::Linear { .. }) && !self.has_pool_or_flatten;
-        let is_linear_pair =
-            has_bias && is_vector && !has_norm_or_depthwise && self.reader_is_linear_with_bias;
         WidenableLayer {
             name: name.to_owned(),
             features,
@@ -201,7 +197,7 @@ impl<'a> Between<'a> {
             has_norm_or_depthwise,
             has_offset: self.has_offset,
             reader: self.reader.to_owned(),
-            is_linear_pair,
+            has_pool: self.has_pool,
         }
     }
 
@@ -215,8 +211,6 @@ impl<'a> Between<'a> {
                 | HostLayer::Conv1d { groups: 1, .. }
                 | HostLayer::Linear { .. } => {
                     between.reader = layer.name().unwrap_or_default();
-                    between.reader_is_linear_with_bias =
-                        matches!(layer, HostLayer::Linear { bias: true, .. });
                     return Ok(between);
                 }
                 HostLayer::Conv2d { name, groups, out, .. }
@@ -232,8 +226,7 @@ impl<'a> Between<'a> {
                 | HostLayer::MaxPool1d { .. }
                 | HostLayer::AvgPool1d { .. }
                 | HostLayer::GlobalAvgPool
-                | HostLayer::GlobalMaxPool
-                | HostLayer::Flatten => between.has_pool_or_flatten = true,
+                | HostLayer::GlobalMaxPool => between.has_pool = true,
                 HostLayer::Sigmoid | HostLayer::Softplus => between.has_offset = true,
                 HostLayer::Relu
                 | HostLayer::Tanh
@@ -243,7 +236,8 @@ impl<'a> Between<'a> {
                 | HostLayer::GeluTanh
                 | HostLayer::Silu
                 | HostLayer::HardSwish
-                | HostLayer::Dropout { .. } => {}
+                | HostLayer::Dropout { .. }
+                | HostLayer::Flatten => {}
                 HostLayer::Conv2d { .. } | HostLayer::Conv1d { .. } => {
                     return Err(format!(
                         "`{}` reads it in groups",

@@ -159,4 +159,24 @@ fn initialisations_suit_the_layers_that_they_are_for() {
         assert!(reason.contains("sigmoid or softplus"), "{reason}");
         assert_eq!(suits(&linear(function), WidthInit::Tiny), Ok(()));
     }
+    let convolutions = |first: &str, between: &str| {
+        format!(
+            r#"{{ conv2d = {{ out = 4, kernel = 3{first} }} }}, {between}
+               {{ conv2d = {{ out = 6, kernel = 3 }} }}, "global_avg_pool",
+               {{ linear = {{ out = "classes" }} }}"#
+        )
+    };
+    let bias = ", bias = true";
+    assert_eq!(suits(&convolutions(bias, r#""relu","#), WidthInit::Tiny), Ok(()));
+    let read_by_linear = r#"{ conv2d = { out = 4, kernel = 3, bias = true } }, "flatten", "silu",
+                            { linear = { out = "classes" } }"#;
+    assert_eq!(suits(read_by_linear, WidthInit::Tiny), Ok(()));
+    for (first, between) in [
+        ("", r#""relu","#),
+        (bias, r#""batch_norm", "relu","#),
+        (bias, r#""relu", { max_pool2d = { kernel = 2 } },"#),
+    ] {
+        let reason = suits(&convolutions(first, between), WidthInit::Tiny).unwrap_err();
+        assert!(reason.contains("nothing but activation functions"), "{between}: {reason}");
+    }
 }

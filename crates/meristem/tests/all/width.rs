@@ -126,7 +126,7 @@ fn scores_of_gradients_are_resumed_to_the_same_bits() {
     assert_eq!(widths(&outcome(&m, "never")), 0);
     for (rule, words) in [
         ("--widen-trigger gradient_ratio:1", "a layer with a bias, and no norm"),
-        ("--widen-place natural_gradient", "two linear layers with biases"),
+        ("--widen-place natural_gradient", "nothing but activation functions"),
     ] {
         let key = rule.split_whitespace().next().unwrap().trim_start_matches("--");
         m.fails(&format!("{heuristic} {rule} --run-dir no"), 2, &[key, words]);
@@ -286,11 +286,22 @@ fn resumes(m: &Meristem, run: &str, whole: &str, events: &[usize]) {
     assert!(2 * kills > events.len(), "hardly a run was killed, nothing was shown");
 }
 
-/// Initialisations for linear layers, which measure batches: in both envs at different steps, for
-/// any number of workers, also while another loss is not finite.
+/// Convolutions with biases and nothing between two of them but an activation function.
+const PAIRS: &str = r#"
+layers = [
+  { conv2d = { out = 3, kernel = 3, bias = true, name = "hidden.0" } }, "relu",
+  { conv2d = { out = 4, kernel = 3, stride = 2, bias = true, name = "hidden.1" } }, "silu",
+  { conv2d = { out = 4, kernel = 3 } }, "relu",
+  "global_avg_pool", { linear = { out = "classes" } },
+]
+"#;
+
+/// Initialisations for layers without norms, which measure batches: in both envs at different
+/// steps, for any number of workers, also while another loss is not finite.
 #[test]
-fn measured_features_of_linear_layers_are_resumed_to_the_same_bits() {
+fn measured_features_are_resumed_to_the_same_bits() {
     let m = with_images();
+    fs::write(m.path("pairs.toml"), PAIRS).unwrap();
     let line = |step, env, layer, by| {
         let layer = format!("hidden.{layer}");
         format!(
@@ -298,11 +309,16 @@ fn measured_features_of_linear_layers_are_resumed_to_the_same_bits() {
         )
     };
     let lines = [line(1, 0, 0, 3), line(3, 0, 1, 2), line(4, 1, 1, 5), line(6, 0, 0, 1)];
-    fs::write(m.path("linear.jsonl"), lines.join("\n")).unwrap();
-    for init in ["gradmax", "tiny", "firefly"] {
+    fs::write(m.path("script.jsonl"), lines.join("\n")).unwrap();
+    for (init, host, width_init) in [
+        ("gradmax", "mlp:4,4", "gradmax"),
+        ("tiny", "mlp:4,4", "tiny"),
+        ("firefly", "mlp:4,4", "firefly"),
+        ("convolutions", "pairs.toml", "tiny"),
+    ] {
         let run = format!(
-            "{RUN} --controller fixed:linear.jsonl --envs 2 --steps 9 --host mlp:4,4 \
-             --width-init {init}"
+            "{RUN} --controller fixed:script.jsonl --envs 2 --steps 9 --host {host} \
+             --width-init {width_init}"
         );
         m.ok(&format!("{run} --run-dir {init}"));
         assert_eq!(widths(&outcome(&m, init)), 4);
@@ -343,7 +359,7 @@ fn an_initialisation_without_what_it_measures_is_refused() {
     let m = with_images();
     let heuristic = format!("{RUN} --controller heuristic --widen-by 0.5 --steps 3 --run-dir no");
     m.fails(&format!("{heuristic} --width-init gradmax"), 2, &["no norm"]);
-    m.fails(&format!("{heuristic} --width-init tiny"), 2, &["two linear layers"]);
+    m.fails(&format!("{heuristic} --width-init tiny"), 2, &["nothing but activation functions"]);
     let replicas = "--data-parallel --ranks 2 --envs 1 --controller none --twin off";
     m.fails(
         &format!("{RUN} {replicas} --width-init firefly --run-dir no"),

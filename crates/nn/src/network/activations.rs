@@ -127,7 +127,7 @@ impl Activations {
 }
 
 /// The graph that ends with a node, as a vector.
-fn vector(graph: &Graph, output: NodeId) -> Graph {
+pub(super) fn vector(graph: &Graph, output: NodeId) -> Graph {
     let mut ending = Graph { output, ..graph.clone() };
     let dims = graph.nodes[output.index()].dims;
     if dims.h * dims.w > 1 {

@@ -10,7 +10,7 @@ use crate::golden_optimisers;
 use crate::network::{DIMS, Stage, batch, grown, metrics, network, sharing, state_bits, train};
 use crate::step_factors::with_factors;
 use crate::widen::{WITHOUT_PROBE, convolutions, flattened};
-use crate::width_probes::measure;
+use crate::width_probes::{Build, batches, measure, strided};
 use meristem_device::{Device, DeviceId, DeviceOptions, Owner, Stream, Tensor};
 use meristem_nn::graph::{BlendMode, Graph, WidthInit};
 use meristem_nn::{
@@ -144,19 +144,27 @@ fn factors_of_steps_follow_the_processors() {
 }
 
 /// Further features that are found by measuring gradients on both devices. Gradients differ by
-/// their rounding, so the features do by a little more than that; the choice of `firefly` is the
-/// same.
+/// their rounding, so the features do by a little more than that; the choice of `firefly`, and the
+/// amplitude of `tiny`, are the same.
 #[test]
 #[ignore = "needs a GPU or its stand-in"]
 fn measured_features_are_the_processors() {
     let (gpu, cpu) = (cuda().stream("env 0"), host::stream(1));
-    for init in [WidthInit::Firefly, WidthInit::Gradmax] {
-        let build = |width| flattened(host::SGD.into(), [width, 6]);
+    let with_flatten = |width| flattened(host::SGD.into(), [width, 6]);
+    let cases: [(WidthInit, Build<'_>); 3] = [
+        (WidthInit::Firefly, &with_flatten),
+        (WidthInit::Gradmax, &with_flatten),
+        (WidthInit::Tiny, &strided),
+    ];
+    for (init, build) in cases {
+        let dims = build(5).input_dims();
         let [ours, theirs] = [&gpu, &cpu].map(|stream| {
-            let mut it = network(stream, &build(5), BATCH);
-            train(&mut it, 0..STEPS, BATCH);
-            let batches = [batch(stream, BATCH, DIMS, 90), batch(stream, BATCH, DIMS, 91)];
-            let further = measure(&it, (&build, 5, 3), init, &batches);
+            let mut it = network(stream, &build(5), crate::widen::BATCH);
+            let batches = batches(stream, dims);
+            for (inputs, labels) in &batches {
+                it.train_step(inputs, labels).unwrap();
+            }
+            let further = measure(&it, (build, 5, 3), init, &batches);
             it.widen_with(build(8), &further).unwrap();
             it.state_dict().unwrap()
         });

@@ -64,6 +64,31 @@ fn conv(width: usize) -> Arc<Graph> {
     Arc::new(b.finish(x).unwrap())
 }
 
+/// Two convolutions, the second with a stride and without a bias. All positions of their outputs
+/// are measured.
+pub(crate) fn strided(width: usize) -> Arc<Graph> {
+    let mut b = GraphBuilder::new(Dims { c: 2, h: 4, w: 4 }, SGD);
+    let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
+    let x = b.relu(x);
+    let x = b.conv2d(x, "two", 5, ConvGeometry::same(3).stride([2, 2]), false).unwrap();
+    let x = b.relu(x);
+    let x = b.global_avg_pool(x);
+    let x = b.linear(x, "classifier", 3, true, None).unwrap();
+    Arc::new(b.finish(x).unwrap())
+}
+
+/// A convolution whose output a linear layer reads.
+fn flat(width: usize) -> Arc<Graph> {
+    let mut b = GraphBuilder::new(Dims { c: 2, h: 3, w: 3 }, SGD);
+    let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
+    let x = b.flatten(x);
+    let x = b.relu(x);
+    let x = b.linear(x, "two", 5, true, None).unwrap();
+    let x = b.relu(x);
+    let x = b.linear(x, "classifier", 3, true, None).unwrap();
+    Arc::new(b.finish(x).unwrap())
+}
+
 /// The samples of a golden case as two batches.
 fn halves(stream: &Stream, inputs: &BTreeMap<String, Golden>, dims: Dims) -> Vec<(Tensor, Tensor)> {
     let (x, labels) = (&inputs["x"].values, &inputs["labels"].values);
@@ -117,62 +142,63 @@ fn product(a: &[f32], b: &[f32]) -> Vec<f64> {
     (0..rows).flat_map(|i| (0..columns).map(move |j| at(i, j))).collect()
 }
 
-/// Further columns of `two.weight`, `[features][rows][kernel]`.
-fn columns(state: &StateDict, from: usize) -> Vec<f32> {
+/// Further columns of `two.weight`, `[features][rows][kernel]`, of a layer with `features`
+/// features, of which `from` are old. If a linear layer reads an image, the image is the kernel.
+fn columns(state: &StateDict, from: usize, features: usize) -> Vec<f32> {
     let tensor = state.get("two.weight").unwrap();
-    let (weights, shape) = (tensor.as_f32().unwrap(), &tensor.shape);
-    let (rows, all) = (shape[0], shape[1]);
-    let kernel = weights.len() / (rows * all);
-    let at = |c: usize, row: usize| &weights[(row * all + c) * kernel..][..kernel];
-    (from..all).flat_map(|c| (0..rows).flat_map(move |row| at(c, row).to_vec())).collect()
+    let (weights, rows) = (tensor.as_f32().unwrap(), tensor.shape[0]);
+    let kernel = weights.len() / (rows * features);
+    let at = |c: usize, row: usize| &weights[(row * features + c) * kernel..][..kernel];
+    (from..features).flat_map(|c| (0..rows).flat_map(move |row| at(c, row).to_vec())).collect()
 }
 
 #[test]
 fn gradmax_and_tiny_are_those_of_pytorch() {
     let (stream, file) = (host::stream(2), golden::read("widths"));
     let cases = file.cases();
-    assert_eq!(cases.len(), 3);
+    assert_eq!(cases.len(), 5);
     for case in &cases {
         let name = case["case"].as_str().unwrap();
         let [inputs, expected] = ["in", "out"].map(|kind| file.tensors(name, kind));
-        let (build, from): (Build<'_>, _) =
-            if name == "gradmax-conv" { (&conv, 4) } else { (&mlp, 5) };
+        let (build, from): (Build<'_>, _) = match name {
+            "gradmax-conv" => (&conv, 4),
+            "tiny-strided" => (&strided, 4),
+            "tiny-flattened" => (&flat, 4),
+            _ => (&mlp, 5),
+        };
         let (mut network, batches) = ready(&stream, &inputs, &build(from));
-        let is_tiny = name == "tiny-mlp";
+        let is_tiny = name.starts_with("tiny");
         let init = if is_tiny { WidthInit::Tiny } else { WidthInit::Gradmax };
         let further = measure(&network, (build, from, COUNT), init, &batches);
         network.widen_with(build(from + COUNT), &further).unwrap();
         let state = network.state_dict().unwrap();
-        let outgoing = columns(&state, from);
-        let own = |name: &str| f32s(&state, name).to_vec();
+        let outgoing = columns(&state, from, from + COUNT);
+        let own = |name: &str| f32s(&state, name).to_vec().split_off(inputs[name].values.len());
+        let (weights, biases) = (own("one.weight"), own("one.bias"));
         if !is_tiny {
             apart(case, "projector", &product(&outgoing, &outgoing), &expected["projector"]);
-            let incoming = own("one.weight").split_off(f32s_len(&inputs, "one.weight"));
-            assert!(incoming.iter().all(|x| *x == 0.0), "{name}");
+            assert!(weights.iter().all(|x| *x == 0.0), "{name}");
             continue;
         }
         let losses = &expected["losses"].values;
         let least = losses.iter().copied().fold(f32::INFINITY, f32::min);
         let chosen = losses.iter().position(|loss| *loss == least).unwrap();
         let amplitude = 0.0625 * f64::from(1u32 << chosen);
-        let (weights, biases) = (own("one.weight").split_off(20), own("one.bias").split_off(5));
         let with_bias = |(weights, bias): (&[f32], &f32)| [weights, &[*bias]].concat();
-        let incoming: Vec<f32> = weights.chunks(4).zip(&biases).flat_map(with_bias).collect();
-        let found: Vec<f64> =
-            product(&outgoing, &incoming).into_iter().map(|x| x / amplitude).collect();
+        let incoming = weights.chunks(weights.len() / COUNT).zip(&biases).flat_map(with_bias);
+        let found: Vec<f64> = product(&outgoing, &incoming.collect::<Vec<f32>>())
+            .into_iter()
+            .map(|x| x / amplitude)
+            .collect();
         apart(case, "product", &found, &expected["product"]);
         // The loss with the features is the one that PyTorch has with this amplitude.
         network.reset_metrics().unwrap();
         batches.iter().for_each(|(x, y)| network.eval_step(x, y, 0).unwrap());
         let metrics = Metrics::parse(&network.metrics().to_vec().unwrap());
         let loss = metrics.eval[0].loss().unwrap();
-        // Three layers of at most 8 products each.
-        assert!((loss - f64::from(least)).abs() < 1e-5, "{loss} and {least}");
+        // Three layers, whose sums have at most 64 products each.
+        assert!((loss - f64::from(least)).abs() < 1e-5, "{name}: {loss} and {least}");
     }
-}
-
-fn f32s_len(inputs: &BTreeMap<String, Golden>, name: &str) -> usize {
-    inputs[name].values.len()
 }
 
 /// Also through batch norm, a depthwise convolution, a pool, and a flattened image. The tolerance
@@ -231,7 +257,7 @@ fn firefly_has_larger_gradients_than_zero() {
         let mut sums = vec![0.0; 4 * 256 * 6];
         for (x, y) in &batches {
             network.differentiate(x, y, 1.0).unwrap();
-            let gradient = columns(&network.gradient_dict().unwrap(), 5 * 256);
+            let gradient = columns(&network.gradient_dict().unwrap(), 5, 9);
             sums.iter_mut().zip(gradient).for_each(|(sum, x)| *sum += f64::from(x));
         }
         sums.iter().map(|x| x * x).sum::<f64>()
@@ -241,7 +267,7 @@ fn firefly_has_larger_gradients_than_zero() {
 }
 
 /// Batches of three classes.
-fn batches(stream: &Stream, dims: Dims) -> Vec<(Tensor, Tensor)> {
+pub(crate) fn batches(stream: &Stream, dims: Dims) -> Vec<(Tensor, Tensor)> {
     let labels: Vec<u32> = (0..BATCH as u32).map(|sample| sample * sample % 3).collect();
     let inputs = (0..3).map(|step| batch(stream, BATCH, dims, 90 + step).0);
     inputs.map(|inputs| (inputs, host::labels(stream, &labels))).collect()

@@ -3,8 +3,13 @@
 use nalgebra::DMatrix;
 
 use super::FurtherFeatures;
+use super::patches::Convolution;
+use super::tiny::Pair;
 use crate::error::{Error, Result};
-use crate::graph::{Graph, NodeId, NodeOp, ParamId, UnaryFunction, Widening, WidthInit};
+use crate::graph::{
+    ConvGeometry, Graph, NodeId, NodeOp, ParamId, UnaryFunction, Widening, WidthInit,
+};
+use crate::network::activations::vector;
 
 /// A layer with further features and its reader, in the wider graph.
 #[derive(Clone, Debug)]
@@ -18,6 +23,8 @@ pub(super) struct WideLayer {
     /// Weight of the layer that reads the features.
     pub(super) reader: String,
     reader_bias: Option<String>,
+    /// Outputs of the reader.
+    outputs: usize,
     /// Outgoing weights of a feature, `[pixels][rows][kernel]`, with several pixels if the image is
     /// flattened.
     pub(super) outgoing: usize,
@@ -25,8 +32,8 @@ pub(super) struct WideLayer {
     inputs: [NodeId; 2],
     /// Whether another layer with parameters, such as batch norm, lies between the two.
     is_apart: bool,
-    /// Whether both are linear layers, with nothing between but activation functions.
-    is_linear: bool,
+    /// The layer and its reader, if nothing is between them but functions of single elements.
+    pair: Option<Pair>,
     /// Whether features with incoming weights 0 are 0 at the reader.
     is_zero_at_zero: bool,
     /// Derivative of a feature at the reader by its sum of inputs, just above 0.
@@ -57,6 +64,36 @@ struct Layer {
     input: NodeId,
     weight: ParamId,
     bias: Option<ParamId>,
+    geometry: ConvGeometry,
+}
+
+impl Layer {
+    fn convolution(&self, graph: &Graph) -> Convolution {
+        let [input, output] = [self.input, self.node].map(|node| graph.nodes[node.index()].dims);
+        Convolution { input, geometry: self.geometry, output: [output.h, output.w] }
+    }
+
+    /// The layer and its reader as they were before the layer got `further` features. `None` if
+    /// something else than functions of single elements is between them.
+    fn pair(&self, reader: &Layer, further: usize, graph: &Graph) -> Option<Pair> {
+        let mut reading = reader.convolution(graph);
+        let mut is_flattened = false;
+        for op in between(graph, self.node, reader.node) {
+            match op {
+                NodeOp::Activation(..) | NodeOp::Dropout { .. } => {}
+                NodeOp::Flatten(image) => {
+                    let input = graph.nodes[image.index()].dims;
+                    let geometry = ConvGeometry::new([input.h, input.w]);
+                    reading = Convolution { input, geometry, output: [1, 1] };
+                    is_flattened = true;
+                }
+                _ => return None,
+            }
+        }
+        reading.input.c -= further;
+        let (layer, reader_has_bias) = (self.convolution(graph), reader.bias.is_some());
+        Some(Pair { layer, reader: reading, reader_has_bias, is_flattened })
+    }
 }
 
 impl WideLayer {
@@ -74,21 +111,20 @@ impl WideLayer {
             .enumerate()
             .filter_map(|(at, node)| match node.op {
                 NodeOp::Conv2d { x, weight, bias, geometry } if geometry.groups == 1 => {
-                    Some(Layer { node: NodeId(at), input: x, weight, bias })
+                    Some(Layer { node: NodeId(at), input: x, weight, bias, geometry })
                 }
                 _ => None,
             })
             .collect();
         let wider: Vec<&Layer> = layers.iter().filter(|of| further(of.weight).0 > 0).collect();
         let readers: Vec<&Layer> = layers.iter().filter(|of| further(of.weight).1 > 0).collect();
-        let (
-            &[&Layer { node, input: x, weight, bias }],
-            &[&Layer { node: reading, input: read, weight: reader, bias: reader_bias }],
-        ) = (&wider[..], &readers[..])
-        else {
+        let (&[of_layer], &[of_reader]) = (&wider[..], &readers[..]) else {
             let got = format!("{} wider layers, {} that read them", wider.len(), readers.len());
             return Err(Error::argument("widen", "graph", "one wider layer with one reader", got));
         };
+        let &Layer { node, input: x, weight, bias, .. } = of_layer;
+        let &Layer { node: reading, input: read, weight: reader, bias: reader_bias, .. } =
+            of_reader;
         let features = further(weight).0;
         let elements = |param: ParamId| graph.params[param.index()].shape.iter().product::<usize>();
         let rows = |param: ParamId| graph.params[param.index()].shape.first().copied().unwrap_or(1);
@@ -96,11 +132,7 @@ impl WideLayer {
         let of_column = elements(reader) / columns(reader).unwrap_or(1).max(1);
         let own = [Some(weight), bias].into_iter().flatten().map(name);
         let with_rows = widening.origins().filter(|(_, origin)| origin.further().0 > 0).count();
-        let vector = |node: NodeId| graph.nodes[node.index()].dims.numel();
         let between = between(graph, node, reading);
-        let is_function = |op: &NodeOp| {
-            matches!(op, NodeOp::Activation(..) | NodeOp::Dropout { .. } | NodeOp::Flatten(_))
-        };
         let slope = |op: &NodeOp| match op {
             NodeOp::Activation(function, _) => function.slope_above_zero(),
             _ => 1.0,
@@ -112,12 +144,11 @@ impl WideLayer {
             incoming: elements(weight) / rows(weight).max(1),
             reader: name(reader).clone(),
             reader_bias: reader_bias.map(|bias| name(bias).clone()),
+            outputs: rows(reader),
             outgoing: further(reader).1 / features * of_column,
             inputs: [x, read],
             is_apart: with_rows > own.count(),
-            is_linear: vector(x) == elements(weight) / rows(weight).max(1)
-                && columns(reader) == Some(vector(read))
-                && between.iter().all(|op| is_function(op)),
+            pair: of_layer.pair(of_reader, features, graph),
             is_zero_at_zero: !between.iter().any(|op| {
                 matches!(
                     op,
@@ -138,13 +169,9 @@ impl WideLayer {
                 "a layer with a bias, and no norm, convolution, sigmoid or softplus between it and \
                  its reader"
             }
-            WidthInit::Tiny
-                if self.is_apart
-                    || !self.is_linear
-                    || self.bias.is_none()
-                    || self.reader_bias.is_none() =>
-            {
-                "two linear layers with biases, and nothing but activation functions between them"
+            WidthInit::Tiny if self.is_apart || self.pair.is_none() || self.bias.is_none() => {
+                "a layer with a bias, and nothing but activation functions, dropout and flatten \
+                 between it and its reader"
             }
             _ => return Ok(()),
         };
@@ -152,9 +179,16 @@ impl WideLayer {
         Err(Error::argument("widen", "init", expected, format!("layer `{}`", self.weight)))
     }
 
-    /// The graph that ends with the input of the layer, and the one with the input of its reader.
+    /// The layer and its reader, in the network without the further features, if that is all there
+    /// is between them; [`Self::check`] refuses other layers for [`WidthInit::Tiny`].
+    pub(super) fn pair(&self) -> Option<&Pair> {
+        self.pair.as_ref()
+    }
+
+    /// The graph that ends with the input of the layer, and the one with the input of its reader,
+    /// as vectors `[channels][rows][columns]`.
     pub(super) fn prefixes(&self, graph: &Graph) -> [Graph; 2] {
-        self.inputs.map(|output| Graph { output, ..graph.clone() })
+        self.inputs.map(|output| vector(graph, output))
     }
 
     /// Further features with these incoming weights and bias, and these outgoing weights, each
@@ -198,14 +232,16 @@ impl WideLayer {
     }
 
     /// `E[δ bᵀ]`: the gradient of the reader's weights for the features that were there, and of its
-    /// bias. The reader is linear.
+    /// bias if it has one. A row for each output.
     pub(super) fn reader_gradient(&self, mean: impl Fn(&str) -> Vec<f64>) -> DMatrix<f64> {
         let weight = mean(&self.reader);
-        let bias = self.reader_bias.as_deref().map(mean).unwrap_or_default();
-        let columns = weight.len() / self.outgoing.max(1);
-        let there = columns - self.features;
-        DMatrix::from_fn(self.outgoing, there + 1, |i, j| {
-            if j == there { bias[i] } else { weight[i * columns + j] }
+        let bias = self.reader_bias.as_deref().map(mean);
+        let columns = weight.len() / self.outputs.max(1);
+        let there = columns - self.features * self.outgoing / self.outputs.max(1);
+        let width = there + usize::from(bias.is_some());
+        DMatrix::from_fn(self.outputs, width, |i, j| match &bias {
+            Some(bias) if j == there => bias[i],
+            _ => weight[i * columns + j],
         })
     }
 

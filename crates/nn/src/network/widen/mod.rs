@@ -2,12 +2,13 @@
 //!
 //! - here: the wider network, with state carried over;
 //! - `probe`: the further features that an initialisation finds by measuring gradients; `layer`:
-//!   the tensors of the layer and of its reader;
+//!   the tensors of the layer and of its reader; `patches`: what a convolution reads;
 //! - `firefly`, `gradmax`, `tiny`, `variance_transfer`: the formulas of these initialisations.
 
 mod firefly;
 mod gradmax;
 mod layer;
+mod patches;
 mod probe;
 mod tiny;
 mod variance_transfer;

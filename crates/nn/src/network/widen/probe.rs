@@ -14,6 +14,7 @@ use meristem_device::Tensor;
 use nalgebra::DMatrix;
 
 use super::layer::WideLayer;
+use super::tiny::Pair;
 use super::{FurtherFeatures, f32s, firefly, gradmax, tiny};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Widening, WidthInit};
@@ -95,7 +96,8 @@ impl WidthProbe {
         // Without dropout: gradients and activations are those of the network that is evaluated.
         let measured = Arc::new(Arc::unwrap_or_clone(measured).with_dropout(0.0)?);
         let measured = Measured::new(&narrow, measured, init)?;
-        let activations = (init == WidthInit::Tiny).then(|| LayerInputs::new(&narrow, &layer));
+        let pair = layer.pair().filter(|_| init == WidthInit::Tiny);
+        let activations = pair.map(|pair| LayerInputs::new(&narrow, &layer, pair.clone()));
         let activations = activations.transpose()?;
         let wide = Arc::clone(wide);
         Ok(Self { init, narrow, wide, layer, measured, activations, search: vec![] })
@@ -347,13 +349,11 @@ impl Measured {
 }
 
 impl LayerInputs {
-    fn new(narrow: &Network, layer: &WideLayer) -> Result<Self> {
+    fn new(narrow: &Network, layer: &WideLayer, pair: Pair) -> Result<Self> {
         let state = narrow.state_dict()?;
         let ending = |graph| ending(narrow, &state, graph);
         let [of_layer, of_reader] = layer.prefixes(narrow.graph()).map(ending);
-        let networks = [of_layer?, of_reader?];
-        let [inputs, read] = [0, 1].map(|at| networks[at].graph().classes());
-        Ok(Self { networks, sums: tiny::Activations::new(inputs, read) })
+        Ok(Self { networks: [of_layer?, of_reader?], sums: tiny::Activations::new(pair) })
     }
 
     fn add(&mut self, inputs: &Tensor) -> Result<()> {

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! h    input of the feature's layer, with a 1 for the bias
-//! b    input of the layer that reads the features, with a 1 for the bias
+//! b    input of the layer that reads the features, with a 1 if it has a bias
 //! v    desired change of the outputs of that layer, −∂loss/∂outputs of each sample
 //!
 //! v'   = v − E[v bᵀ] E[b bᵀ]⁻¹ b       part that no change of that layer's weights gives
@@ -12,6 +12,13 @@
 //! S^-½ N = Σ λ_j u_j w_jᵀ              singular values, largest first
 //! feature j: incoming √λ_j S^-½ u_j, outgoing √λ_j w_j
 //! ```
+//!
+//! In convolutions b and v are of a position of the reader's output, h of a position of the
+//! layer's, and E is the mean over samples of the sums over positions of the reader's output. N has
+//! a column for each output and element of the reader's kernel, with the h that this element meets;
+//! S is the mean over the elements. The paper has their sum, which makes features shorter; like it,
+//! this leaves out products of h that different elements meet at once. S, `E[b bᵀ]` and `E[b hᵀ]`
+//! are estimated from some positions of each sample ([`Convolution::positions`]).
 //!
 //! The formula is for features that are their sums of inputs; E[δ hᵀ] is measured through the
 //! activation function, and divided by its derivative at 0. Both sides of a feature
@@ -33,6 +40,7 @@
 use nalgebra::{DMatrix, SymmetricEigen};
 
 use super::gradmax::{ITERATIONS_MAX, decomposed, largest_squares, rank};
+use super::patches::{Convolution, Position};
 
 /// Factors of `incoming · outgoing` that the line search tries, beside 0.
 pub(super) const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
@@ -41,38 +49,66 @@ pub(super) const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0
 /// directions there is hardly an activation, and weights would be huge.
 const VARIANCE: f64 = 1e-4;
 
-/// Sums over samples of products of activations; each vector ends with the 1 of the bias.
+/// Rows of a matrix of activations, which bound its memory.
+const ROWS: usize = 2048;
+
+/// A layer, and the layer that reads it.
+#[derive(Clone, Debug)]
+pub(super) struct Pair {
+    pub(super) layer: Convolution,
+    /// Its input is the output of the layer. For a linear layer that reads a flattened image the
+    /// kernel is the image.
+    pub(super) reader: Convolution,
+    pub(super) reader_has_bias: bool,
+    /// Whether the outgoing weights of a feature are `[elements of the kernel][outputs]`, not
+    /// `[outputs][elements of the kernel]`.
+    pub(super) is_flattened: bool,
+}
+
+/// Sums over samples of products of activations, see the formulas above.
 #[derive(Clone, Debug)]
 pub(super) struct Activations {
+    pair: Pair,
     hh: DMatrix<f64>,
     bb: DMatrix<f64>,
-    bh: DMatrix<f64>,
-    samples: f64,
+    /// For each element of the reader's kernel.
+    bh: Vec<DMatrix<f64>>,
+    samples: usize,
 }
 
 impl Activations {
-    /// Sums over no samples yet, for `inputs` inputs of the layer and `read` inputs of its reader.
-    pub(super) fn new(inputs: usize, read: usize) -> Self {
-        let (h, b) = (inputs + 1, read + 1);
-        let [hh, bb, bh] = [(h, h), (b, b), (b, h)].map(|(n, m)| DMatrix::zeros(n, m));
-        Self { hh, bb, bh, samples: 0.0 }
+    /// Sums over no samples yet.
+    pub(super) fn new(pair: Pair) -> Self {
+        let h = pair.layer.patch_len() + 1;
+        let b = pair.reader.patch_len() + usize::from(pair.reader_has_bias);
+        let bh = vec![DMatrix::zeros(b, h); pair.reader.taps()];
+        Self { pair, hh: DMatrix::zeros(h, h), bb: DMatrix::zeros(b, b), bh, samples: 0 }
     }
 
-    /// Adds samples: inputs of the layer `[samples][inputs]`, inputs of its reader
-    /// `[samples][read]`.
-    pub(super) fn add(&mut self, layer: &[f32], reader: &[f32]) {
-        let with_one = |values: &[f32], width: usize| {
-            let samples = values.len() / (width - 1).max(1);
-            let at = |i: usize, j: usize| {
-                if j + 1 == width { 1.0 } else { f64::from(values[i * (width - 1) + j]) }
-            };
-            DMatrix::from_fn(samples, width, at)
+    /// Adds samples: inputs of the layer, and inputs of its reader, `[samples][channels][rows]
+    /// [columns]` both.
+    pub(super) fn add(&mut self, layer_inputs: &[f32], reader_inputs: &[f32]) {
+        let Pair { layer, reader, reader_has_bias, .. } = &self.pair;
+        let samples = layer_inputs.len() / layer.input.numel().max(1);
+        let of_sample = |sample| {
+            let positions = reader.positions(self.samples + sample).into_iter();
+            positions.map(move |position| (sample, Some(position)))
         };
-        let (h, b) = (with_one(layer, self.hh.nrows()), with_one(reader, self.bb.nrows()));
-        self.hh += h.transpose() * &h;
-        self.bb += b.transpose() * &b;
-        self.bh += b.transpose() * &h;
-        self.samples += h.nrows() as f64;
+        let rows: Vec<(usize, Option<Position>)> = (0..samples).flat_map(of_sample).collect();
+        for rows in rows.chunks(ROWS) {
+            let b = reader.patches(reader_inputs, rows, *reader_has_bias).transpose();
+            self.bb += &b * b.transpose();
+            for (tap, sum) in self.bh.iter_mut().enumerate() {
+                let met = |(sample, at): &(usize, Option<Position>)| {
+                    (*sample, at.and_then(|at| reader.met(at, tap)))
+                };
+                let rows: Vec<_> = rows.iter().map(met).collect();
+                let h = layer.patches(layer_inputs, &rows, true);
+                self.hh += h.transpose() * &h;
+                *sum += &b * h;
+            }
+        }
+        self.samples += samples;
     }
 }
 
@@ -135,12 +171,24 @@ struct Missing {
 }
 
 impl Missing {
+    /// `m` has a row for each outgoing weight, `reader` one for each output.
     fn new(seen: &Activations, m: &DMatrix<f64>, reader: &DMatrix<f64>) -> Option<Self> {
-        let n = 1.0 / seen.samples.max(1.0);
+        // Of the positions of a sample some were measured.
+        let n = seen.pair.reader.scale() / seen.samples.max(1) as f64;
         let inverse = power(&seen.bb * n, -1.0)?;
         let change = reader * inverse;
-        let missing = -(m - &change * (&seen.bh * n));
-        let root = power(&seen.hh * n, -0.5)?;
+        let (outputs, taps) = (reader.nrows(), seen.bh.len());
+        let mut missing = -m;
+        for (tap, bh) in seen.bh.iter().enumerate() {
+            let explained = &change * (bh * n);
+            for (output, explained) in explained.row_iter().enumerate() {
+                let flat = seen.pair.is_flattened;
+                let at = if flat { tap * outputs + output } else { output * taps + tap };
+                let mut row = missing.row_mut(at);
+                row += explained;
+            }
+        }
+        let root = power(&seen.hh * (n / taps as f64), -0.5)?;
         let part = &root * missing.transpose();
         let now = change.component_mul(reader).sum();
         Some(Self { root, part, now })
@@ -165,6 +213,18 @@ mod tests {
     use meristem_device::random::{Purpose, Rng};
 
     use super::*;
+    use crate::dims::Dims;
+    use crate::graph::ConvGeometry;
+
+    /// Sums for two linear layers with biases.
+    fn linear(inputs: usize, read: usize) -> Activations {
+        let of = |c| {
+            let (input, geometry) = (Dims { c, h: 1, w: 1 }, ConvGeometry::same(1));
+            Convolution { input, geometry, output: [1, 1] }
+        };
+        let (layer, reader) = (of(inputs), of(read));
+        Activations::new(Pair { layer, reader, reader_has_bias: true, is_flattened: false })
+    }
 
     /// In a linear problem the formula has a meaning that can be checked: outputs `V b`, a wish v
     /// for each sample. As feature j has the factor λ_j, the first k features are the best
@@ -176,7 +236,7 @@ mod tests {
         let mut random = Rng::new(7, Purpose::Init, 0, 0);
         let mut draw = |len| (0..len).map(|_| random.uniform() - 0.5).collect::<Vec<f32>>();
         let (h, b, v) = (draw(samples * inputs), draw(samples * read), draw(samples * outputs));
-        let mut seen = Activations::new(inputs, read);
+        let mut seen = linear(inputs, read);
         seen.add(&h, &b);
         let row = |values: &[f32], width: usize, i: usize| -> Vec<f64> {
             let of_sample = values[i * width..(i + 1) * width].iter().map(|x| f64::from(*x));
@@ -224,7 +284,7 @@ mod tests {
         let rows = |of: &DMatrix<f64>, columns: usize| -> Vec<f32> {
             of.columns(0, columns).transpose().iter().map(|x| *x as f32).collect()
         };
-        let mut seen = Activations::new(inputs, read);
+        let mut seen = linear(inputs, read);
         seen.add(&rows(&h, inputs), &rows(&b, read));
         let mean = |of: &DMatrix<f64>| v.transpose() * of / -(samples as f64);
         let explained = |of: &DMatrix<f64>, by: &DMatrix<f64>| {
@@ -244,7 +304,7 @@ mod tests {
 
     #[test]
     fn inputs_without_any_variation_give_no_features_that_are_not_finite() {
-        let mut seen = Activations::new(3, 2);
+        let mut seen = linear(3, 2);
         seen.add(&[0.0; 12], &[1.0; 8]);
         let m = DMatrix::from_element(2, 4, 0.5);
         let found = features(&seen, &m, &DMatrix::zeros(2, 3), 3).unwrap();
