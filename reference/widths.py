@@ -7,8 +7,9 @@ from common import GoldenFile, Tensors, generator
 from torch import Tensor
 from torch.nn import functional as F
 
-# Amplitudes that the line search of TINY tries.
+# Amplitudes that the line search of TINY tries, for linear layers and for images.
 AMPLITUDES = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0]
+IMAGE_AMPLITUDES = [4.0**i for i in range(-2, 7)]
 # Bias of a feature with incoming weights 0, so that the derivative of relu is 1.
 ACTIVE = 1e-6
 # Further features that are asked for.
@@ -113,7 +114,7 @@ def reader_gradient(network, inputs: Tensors, outgoing: tuple[int, ...]) -> tupl
 def searched(network, inputs: Tensors, incoming: Tensor, outgoing: Tensor, shape: tuple[int, ...]) -> Tensors:
     """Products of outgoing and incoming weights, and losses by amplitude."""
     losses = []
-    for amplitude in [0.0, *AMPLITUDES]:
+    for amplitude in [0.0, *(IMAGE_AMPLITUDES if inputs["x"].dim() > 2 else AMPLITUDES)]:
         alpha, omega = incoming * amplitude**0.5, outgoing * amplitude**0.5
         weight = alpha[:-1].T.reshape(COUNT, *inputs["one.weight"].shape[1:])
         omega = omega.reshape(*shape, COUNT).movedim(-1, 1)
@@ -143,8 +144,9 @@ def tiny_images(network, inputs: Tensors, kernel: tuple[int, int], **reading: in
     b = with_one(b) if "two.bias" in inputs else b
     # For each position of the second layer's output, the h that its kernel meets.
     met = F.unfold(h.unflatten(2, hidden.shape[2:]), kernel, **reading).unflatten(1, (h.shape[1], -1))
-    # The mean over the elements of the kernel.
-    hh = torch.einsum("nakq,nckq->ac", met, met) / (n * met.shape[2])
+    # The mean over the elements of the kernel that are not in the padding, where the 1 of the bias is 0.
+    elements = met[:, -1].sum() / met[:, -1, 0].numel()
+    hh = torch.einsum("nakq,nckq->ac", met, met) / (n * elements)
     bb = torch.einsum("naq,ncq->ac", b, b) / n
     m = incoming_gradient(network, inputs, kernel)
     bh = torch.einsum("nbq,nhkq->bkh", b, met) / n

@@ -16,4 +16,9 @@ impl Dims {
     pub fn numel(self) -> usize {
         self.c * self.h * self.w
     }
+
+    /// Whether each channel has one element.
+    pub(crate) fn is_vector(self) -> bool {
+        self.h * self.w == 1
+    }
 }

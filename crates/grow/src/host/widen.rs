@@ -15,6 +15,11 @@ use crate::suggest::nearest;
 /// about ten seconds at the limit.
 pub const MEASURED_WEIGHTS_MAX: usize = 1024;
 
+/// Limit of `tiny` for images: the largest number of sums of products that it keeps, which is the
+/// product of an outgoing kernel's elements, a feature's incoming weights, and the weights of an
+/// output of the next layer. At the limit they take 128 MiB.
+const MEASURED_PRODUCTS_MAX: usize = 1 << 24;
+
 /// A layer that became wider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WidthChange {
@@ -117,8 +122,8 @@ impl Host {
         found.is_some_and(|layer| self.check_measured(&layer, init).is_ok())
     }
 
-    /// Checks that a feature of a layer has at most [`MEASURED_WEIGHTS_MAX`] incoming and outgoing
-    /// weights, if the initialisation has this limit.
+    /// Checks that what an initialisation measures is within [`MEASURED_WEIGHTS_MAX`] and
+    /// [`MEASURED_PRODUCTS_MAX`].
     fn check_measured(
         &self,
         layer: &WidenableLayer,
@@ -127,23 +132,41 @@ impl Host {
         if !matches!(init, WidthInit::Gradmax | WidthInit::Tiny) {
             return Ok(());
         }
-        let fail = |problem: String| LifecycleError::Widen { layer: layer.name.clone(), problem };
+        let fail = |problem: String| {
+            let (layer, init) = (layer.name.clone(), init.name());
+            let problem = format!(
+                "{problem}; width-init {init} has this limit, zero, net2wider, variance_transfer \
+                 and firefly have none"
+            );
+            LifecycleError::Widen { layer, problem }
+        };
         let sized = self.spec.sizes(&self.image).map_err(|error| fail(error.to_string()))?;
-        let weights = |name: &str| {
+        // Number of weights, and output features.
+        let size = |name: &str| {
             let of = sized.iter().find(|sized| sized.layer.name() == Some(name));
-            of.map_or(0, |sized| {
-                sized.parameters - if has_bias(sized.layer) { sized.output.c } else { 0 }
+            of.map_or((0, 1), |SizedLayer { layer, parameters, output, .. }| {
+                (parameters - if has_bias(layer) { output.c } else { 0 }, output.c)
             })
         };
-        let outgoing = weights(layer.reader()) / layer.features;
-        let incoming = weights(&layer.name) / layer.features;
-        for (what, count) in [("outgoing", outgoing), ("incoming", incoming)] {
-            if count > MEASURED_WEIGHTS_MAX {
-                let init = init.name();
+        let (reader, outputs) = size(layer.reader());
+        let (outgoing, incoming) = (reader / layer.features, size(&layer.name).0 / layer.features);
+        let mut counts = vec![
+            ("a feature has", outgoing, "outgoing weights", MEASURED_WEIGHTS_MAX),
+            ("a feature has", incoming, "incoming weights", MEASURED_WEIGHTS_MAX),
+        ];
+        let elements = outgoing / outputs.max(1);
+        if init == WidthInit::Tiny && elements > 1 {
+            let read = reader / outputs.max(1);
+            let products = elements.saturating_mul(read).saturating_mul(incoming);
+            counts.extend([
+                ("an output of the next layer has", read, "weights", MEASURED_WEIGHTS_MAX),
+                ("there are", products, "products of activations", MEASURED_PRODUCTS_MAX),
+            ]);
+        }
+        for (subject, count, what, limit) in counts {
+            if count > limit {
                 return Err(fail(format!(
-                    "a feature has {count} {what} weights; width-init {init} measures at most \
-                     {MEASURED_WEIGHTS_MAX}; zero, net2wider, variance_transfer and firefly have \
-                     no limit"
+                    "{subject} {count} {what}, and at most {limit} are measured"
                 )));
             }
         }

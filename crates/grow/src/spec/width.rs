@@ -29,8 +29,10 @@ pub struct WidenableLayer {
     has_offset: bool,
     /// Name of the reader, the next layer that reads the output of this layer.
     reader: String,
-    /// Whether a pool is between the layer and its reader.
-    has_pool: bool,
+    /// Whether a pool is between the layer and its reader, or flatten before a convolution.
+    moves_pixels: bool,
+    /// Whether the reader has several weights for each of its outputs and inputs.
+    has_kernel: bool,
 }
 
 impl WidenableLayer {
@@ -61,7 +63,13 @@ impl WidenableLayer {
                      and the next one",
                 )
             }
-            WidthInit::Tiny if self.has_norm_or_depthwise || self.has_pool || !self.has_bias => {
+            WidthInit::Tiny if self.has_offset && self.has_kernel => Some(
+                "no sigmoid or softplus between a layer and a next one with a kernel of several \
+                 elements",
+            ),
+            WidthInit::Tiny
+                if self.has_norm_or_depthwise || self.moves_pixels || !self.has_bias =>
+            {
                 Some(
                     "a layer with a bias, and nothing but activation functions, dropout and \
                      flatten between it and the next one",
@@ -93,9 +101,13 @@ struct Between<'a> {
     slots: Vec<SlotName>,
     has_norm: bool,
     has_pool: bool,
+    has_flatten: bool,
     /// Whether an activation function that is not 0 at 0 is among them.
     has_offset: bool,
     reader: &'a str,
+    reader_is_linear: bool,
+    /// Whether the kernel of the reader has several elements.
+    has_kernel: bool,
 }
 
 impl HostSpec {
@@ -174,6 +186,15 @@ pub(crate) fn has_bias(layer: &HostLayer) -> bool {
     )
 }
 
+/// Whether a convolution has a kernel of several elements.
+fn has_kernel(layer: &HostLayer) -> bool {
+    match layer {
+        HostLayer::Conv2d { kernel, .. } => kernel.pair() != [1, 1],
+        HostLayer::Conv1d { kernel, .. } => *kernel != 1,
+        _ => false,
+    }
+}
+
 /// Name and output features of a convolution or linear layer with a settable width.
 fn width_of(layer: &HostLayer) -> Option<(&str, usize)> {
     match layer {
@@ -197,7 +218,8 @@ impl<'a> Between<'a> {
             has_norm_or_depthwise,
             has_offset: self.has_offset,
             reader: self.reader.to_owned(),
-            has_pool: self.has_pool,
+            moves_pixels: self.has_pool || self.has_flatten && !self.reader_is_linear,
+            has_kernel: self.has_kernel || self.has_flatten,
         }
     }
 
@@ -211,6 +233,8 @@ impl<'a> Between<'a> {
                 | HostLayer::Conv1d { groups: 1, .. }
                 | HostLayer::Linear { .. } => {
                     between.reader = layer.name().unwrap_or_default();
+                    between.reader_is_linear = matches!(layer, HostLayer::Linear { .. });
+                    between.has_kernel = has_kernel(layer);
                     return Ok(between);
                 }
                 HostLayer::Conv2d { name, groups, out, .. }
@@ -236,8 +260,8 @@ impl<'a> Between<'a> {
                 | HostLayer::GeluTanh
                 | HostLayer::Silu
                 | HostLayer::HardSwish
-                | HostLayer::Dropout { .. }
-                | HostLayer::Flatten => {}
+                | HostLayer::Dropout { .. } => {}
+                HostLayer::Flatten => between.has_flatten = true,
                 HostLayer::Conv2d { .. } | HostLayer::Conv1d { .. } => {
                     return Err(format!(
                         "`{}` reads it in groups",

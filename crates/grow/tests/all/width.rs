@@ -1,7 +1,10 @@
 //! Width: which layers can become wider, the host that results, and its file.
 
+use std::sync::Arc;
+
 use meristem_grow::{
-    Error, Host, HostSpec, LifecycleError, Rules, Stage, Style, TaskShape, Topology, TopologyError,
+    BlueprintSet, Error, Host, HostSpec, LifecycleError, Rules, Stage, Style, TaskShape, Topology,
+    TopologyError,
 };
 
 use meristem_nn::graph::WidthInit;
@@ -139,6 +142,36 @@ fn what_cannot_become_wider_is_refused_and_the_host_stays() {
     assert!(host("mlp:4", small, Rules::default()).widen(0, 3).is_ok());
 }
 
+/// The memory of `tiny` for images grows with the kernel and with the layer's own width.
+#[test]
+fn tiny_has_limits_of_its_own_for_images() {
+    let refusal = |layers: &str, layer: usize| {
+        let text = format!(
+            r#"layers = [{layers}, "global_avg_pool", {{ linear = {{ out = "classes" }} }}]"#
+        );
+        let spec = HostSpec::from_toml(&text, "test").unwrap();
+        let rules = Rules { width_init: WidthInit::Tiny, ..Rules::default() };
+        let set = Arc::new(BlueprintSet::standard());
+        let mut host = Host::new(spec, CIFAR, &[], set, rules).unwrap();
+        host.widen(layer, 1).err().map(|error| error.to_string())
+    };
+    let pair = |first: usize, second: usize, kernel: usize| {
+        let layers = format!(
+            r#"{{ conv2d = {{ out = {first}, kernel = 3, bias = true }} }}, "relu",
+               {{ conv2d = {{ out = {second}, kernel = {kernel} }} }}"#
+        );
+        refusal(&layers, 0)
+    };
+    assert_eq!(pair(64, 64, 3), None);
+    let wide = pair(200, 8, 3).unwrap();
+    assert!(wide.contains("has 1800 weights, and at most 1024 are measured"), "{wide}");
+    let kernels = r#"{ conv2d = { out = 64, kernel = 1, bias = true } }, "relu",
+        { conv2d = { out = 20, kernel = 3, bias = true } }, "relu",
+        { conv2d = { out = 8, kernel = 7 } }"#;
+    let many = refusal(kernels, 1).unwrap();
+    assert!(many.contains("27659520 products of activations, and at most 16777216"), "{many}");
+}
+
 /// `gradmax` needs features that are 0 when their incoming weights are; layers that a network reads
 /// in other ways are refused by name.
 #[test]
@@ -175,8 +208,13 @@ fn initialisations_suit_the_layers_that_they_are_for() {
         ("", r#""relu","#),
         (bias, r#""batch_norm", "relu","#),
         (bias, r#""relu", { max_pool2d = { kernel = 2 } },"#),
+        (bias, r#""relu", "flatten","#),
     ] {
         let reason = suits(&convolutions(first, between), WidthInit::Tiny).unwrap_err();
         assert!(reason.contains("nothing but activation functions"), "{between}: {reason}");
+    }
+    for layers in [convolutions(bias, r#""sigmoid","#), read_by_linear.replace("silu", "sigmoid")] {
+        let reason = suits(&layers, WidthInit::Tiny).unwrap_err();
+        assert!(reason.contains("no sigmoid or softplus"), "{reason}");
     }
 }

@@ -351,7 +351,7 @@ fn features_are_measured_with_every_loss_and_in_wide_layers() {
         .unwrap();
     let wide = "train --dataset spirals --host mlp:8,1100 --steps 2 --max-batches 1 --run-dir no \
                 --control-split 0.2 --controller fixed:wide.jsonl --width-init gradmax";
-    m.fails(wide, 1, &["1100 outgoing weights", "at most 1024"]);
+    m.fails(wide, 1, &["1100 outgoing weights", "at most 1024 are measured"]);
 }
 
 #[test]

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::types::GrowthLr;
 
-/// Limits of the factor of [`GrowthLr::Norm`]: outgoing weights begin at 0 with most
-/// initialisations, and would stay there.
+/// Limits of the factor of [`GrowthLr::Norm`]. With most initialisations outgoing weights begin at
+/// 0, and without the lower limit their factor would stay 0.
 const NORM_FACTORS: [f64; 2] = [0.1, 10.0];
 
 /// Features that a layer got by one widening.

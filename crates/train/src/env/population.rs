@@ -148,8 +148,8 @@ impl Population {
     }
 
     /// Number of configurations that each network evaluates on the control split: a list for the
-    /// envs' networks, then one for the twins' networks, which is empty without twins. The
-    /// configuration after them is for the test split.
+    /// envs' networks, then one for the twins' networks, which is empty without twins. Each
+    /// network has one more configuration after these, for the test split.
     pub(crate) fn configurations(&self) -> Vec<Vec<usize>> {
         let grown = self.envs.iter().map(Env::configurations).collect();
         vec![grown, vec![1; self.twins.len()]]
@@ -168,7 +168,7 @@ impl Population {
 
     /// The controller's views of all envs. `step` is the current step of the round, from 0; after
     /// the last step it is the number of steps of the round. `steps` is the number of steps of an
-    /// episode; with `places` a round may have more steps.
+    /// episode; with the setting `places` a round may have more steps.
     pub(crate) fn views(&self, step: usize, steps: usize) -> Vec<EnvView<'_>> {
         let envs = self.envs.iter().enumerate();
         envs.map(|(nth, env)| {
@@ -182,7 +182,7 @@ impl Population {
 }
 
 impl FromIterator<(Env, Option<TrainedHost>)> for Population {
-    /// Collects envs by index, each with its twin.
+    /// Collects envs, in ascending order of their indices, each with its twin.
     fn from_iter<I: IntoIterator<Item = (Env, Option<TrainedHost>)>>(pairs: I) -> Self {
         let mut population = Self::default();
         for (env, twin) in pairs {

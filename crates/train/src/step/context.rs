@@ -32,7 +32,7 @@ pub(crate) struct StepContext<'a, 'j> {
 }
 
 impl StepContext<'_, '_> {
-    /// Opens a scope on each device. This process's first step is only counted.
+    /// Opens a scope on each device. In this process's first step the scopes only count.
     #[track_caller]
     pub(crate) fn hot_scopes(
         &self,
@@ -63,8 +63,8 @@ impl StepContext<'_, '_> {
         if sends { ScopePolicy::Off } else { self.hot_policy() }
     }
 
-    /// Policy of hot scopes: the setting, except in this process's first step, which is only
-    /// counted.
+    /// Policy of hot scopes: the setting, except in this process's first step, in which
+    /// the scopes only count.
     pub(super) fn hot_policy(&self) -> ScopePolicy {
         if *self.warm { self.setup.config.hot_scope.0 } else { ScopePolicy::Off }
     }

@@ -21,10 +21,10 @@
 //! fixed intervals, and whenever a module is fossilized or a layer gets wider, so that it always
 //! has the env's fossilized modules and widths. In a step that failed, or whose loss was a spike,
 //! only a fossilized module or a wider layer causes a snapshot; in such a step the snapshot for a
-//! wider layer does not reset the count of failures. Too many failures without a snapshot in
-//! between end the run, because rolling back does not help, and so does an episode in which every
-//! step fails. The other envs end with it, because a policy learns from all envs or from none. In a
-//! run with members, only the member of the env ends, unless the controller is a policy or a
+//! wider layer does not reset the count of failures. The run ends after too many failures
+//! without a snapshot in between, because rolling back does not help, and after an episode in which
+//! every step fails. It ends for all envs, because a policy learns from all envs or from none. In a
+//! run with members, only the member of the env ends, unless the controller is a policy or a user's
 //! program.
 
 use meristem_control::{GovernorConfig, TrainingFailure};

@@ -85,7 +85,7 @@ fn enqueue(
     rows: &[Vec<Range<usize>>],
 ) -> Result<()> {
     while let Some(batches) = pass.next()? {
-        // A pass numbers its envs from 0.
+        // In a pass over a split `batch.env` is a position in the fleet, not an env's index.
         let positions: Vec<usize> = batches.iter().map(|batch| batch.env).collect();
         let batches = labelled(&batches);
         for (hosts, rows) in fleets.iter_mut().zip(rows) {
@@ -100,7 +100,8 @@ fn enqueue(
     Ok(())
 }
 
-/// Reads all metrics of all networks: the one read-back of a step. Waits for the devices.
+/// Reads all metrics of all networks in one read-back; after a rollback there is another. Waits for
+/// the devices.
 fn read(resources: &Resources, population: &mut Population) -> Result<()> {
     let has_control = resources.control.is_some();
     population.fleets().iter().try_for_each(|networks| networks.count_non_finite())?;

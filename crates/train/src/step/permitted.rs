@@ -27,8 +27,8 @@ pub(crate) const SNAPSHOT: &str = "snapshot";
 const SHAPES_MIN: u64 = 2;
 
 /// Copies of address tables in a pass. The gather of each batch copies a table, because it reads
-/// other samples than the gather before. All envs together have a graph for each shape of a batch,
-/// and so have all twins; a graph has two tables, which are copied once.
+/// other samples than the gather before. All envs together have a CUDA graph for each shape of a
+/// batch, and so have all twins; a CUDA graph has two tables, which are copied once.
 fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
     let graphs = 2 * pass.shapes.max(SHAPES_MIN);
     if device.has_graphs { pass.gathered + 2 * graphs } else { 0 }
@@ -36,7 +36,7 @@ fn address_tables(device: &ScopedDevice, pass: PassBatches) -> u64 {
 
 /// Waits for host memory of streamed images for a CUDA device while `loads` batches are loaded from
 /// their file. An env has a fixed number of host buffers. If all are on their way to the device,
-/// the host waits for the oldest: at most once for each batch that it loads.
+/// the CPU waits for the oldest: at most once for each batch that it loads.
 fn staging_waits(device: &ScopedDevice, loads: u64) -> u64 {
     if device.has_graphs { loads } else { 0 }
 }
@@ -74,8 +74,8 @@ pub(crate) fn sum(a: Counts, b: Counts) -> Counts {
     }
 }
 
-/// Additional copies, waits and allocations for `calls` calls of a loss that the program computes,
-/// from arrays on the device or on the host.
+/// Additional copies, waits and allocations for `calls` calls of a loss that a user's function
+/// computes, from arrays on the device or on the host.
 pub(crate) fn own_loss(calls: u64, is_on_device: bool) -> Counts {
     // One copy: the losses of the samples. Four waits: for that copy, for each of the two arrays
     // that the function gets, and for the copy of the arrays that it returns.
@@ -116,8 +116,8 @@ pub(crate) fn control_step(device: &ScopedDevice, workers: u64, pass: PassBatche
 pub(crate) fn decide(device: &ScopedDevice, ranks: u64, taught: bool) -> Counts {
     // The choices of the other controller, and their masks.
     let demonstration = if taught { 2 } else { 0 };
-    // A policy's step is a graph, which has two tables. It is built again in the first decision
-    // after the policy has learned, when other plans have taken the place of its plan.
+    // A policy's forward pass is a CUDA graph, which has two tables. It is built again in the first
+    // decision after the policy has learned, when other plans have taken the place of its plan.
     let (tables, graphs) = if device.has_graphs { (2, 1) } else { (0, 0) };
     Counts {
         // Choices, log-probabilities, entropies and values of all envs, in one copy.

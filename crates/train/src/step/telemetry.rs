@@ -71,7 +71,7 @@ fn statistics(group: &str, metrics: &GroupMetrics) -> GradientStatistics {
     }
 }
 
-/// Clock of the host thread over one step.
+/// Clock of the CPU thread over one step.
 #[derive(Debug)]
 pub(crate) struct StepClock {
     details: StepDetails,
@@ -89,8 +89,8 @@ impl StepClock {
         Self { details, started: now, seconds: 0.0, last: now, phases: PhaseSeconds::default() }
     }
 
-    /// Runs a phase, which began at the end of the one before, and takes its time if phases are
-    /// recorded.
+    /// Runs a phase, which began at the end of the one before, and measures its duration if phases
+    /// are recorded.
     pub(crate) fn time<T>(
         &mut self,
         phase: impl FnOnce(&mut PhaseSeconds) -> &mut f64,

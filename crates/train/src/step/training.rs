@@ -118,9 +118,9 @@ fn statistics_scopes(
 }
 
 /// Recomputes the running statistics of all networks that have some, with fixed weights, on the
-/// first batches of [`STATISTICS_EPOCH`]. The averages from training are over weights that have
-/// changed since: with them the control loss varies between steps by more than the contribution of
-/// a module. Replicas of one env recompute statistics in their own loops.
+/// first batches of [`STATISTICS_EPOCH`]. The averages from training come from weights that have
+/// changed since. Evaluated with these averages, the control loss varies between steps by more than
+/// the contribution of a module. Replicas of one env recompute statistics in their own loops.
 fn recompute_statistics(context: &mut StepContext<'_, '_>) -> Result<()> {
     let policy = context.epoch_policy();
     let Resources { devices, train, replicas, train_batch_shapes, .. } = &mut *context.resources;

@@ -10,8 +10,9 @@
 /// Candidates for each chosen feature.
 pub(super) const CANDIDATES: usize = 8;
 
-/// The `count` candidates whose gradients have the largest norms, in ascending order; of equal ones
-/// the first. `gradients` has the gradient of each candidate's outgoing weights.
+/// Indices, in ascending order, of the `count` candidates whose gradients have the largest norms;
+/// of equal norms the lower index. `gradients` has the gradient of each candidate's outgoing
+/// weights.
 pub(super) fn best(gradients: &[&[f64]], count: usize) -> Vec<usize> {
     let norm = |gradient: &&[f64]| gradient.iter().map(|x| x * x).sum::<f64>();
     let norms: Vec<f64> = gradients.iter().map(norm).collect();

@@ -14,29 +14,30 @@ use crate::network::activations::vector;
 /// A layer with further features and its reader, in the wider graph.
 #[derive(Clone, Debug)]
 pub(super) struct WideLayer {
-    /// Further features.
+    /// Number of further features.
     pub(super) features: usize,
+    /// Name of the layer's weight.
     weight: String,
     bias: Option<String>,
-    /// Incoming weights of a feature.
+    /// Number of incoming weights of a feature.
     pub(super) incoming: usize,
-    /// Weight of the layer that reads the features.
+    /// Name of the weight of the layer that reads the features.
     pub(super) reader: String,
     reader_bias: Option<String>,
-    /// Outputs of the reader.
+    /// Number of outputs of the reader.
     outputs: usize,
-    /// Outgoing weights of a feature, `[pixels][rows][kernel]`, with several pixels if the image is
-    /// flattened.
+    /// Number of outgoing weights of a feature, which are `[pixels][rows][kernel]`, with several
+    /// pixels if the image is flattened.
     pub(super) outgoing: usize,
     /// Inputs of the layer and of its reader.
     inputs: [NodeId; 2],
     /// Whether another layer with parameters, such as batch norm, lies between the two.
     is_apart: bool,
-    /// The layer and its reader, if nothing is between them but functions of single elements.
+    /// The layer and its reader; `None` if an operation that is not elementwise is between them.
     pair: Option<Pair>,
     /// Whether features with incoming weights 0 are 0 at the reader.
     is_zero_at_zero: bool,
-    /// Derivative of a feature at the reader by its sum of inputs, just above 0.
+    /// Derivative of a feature at the reader by its pre-activation, just above 0.
     pub(super) slope: f64,
 }
 
@@ -73,15 +74,18 @@ impl Layer {
         Convolution { input, geometry: self.geometry, output: [output.h, output.w] }
     }
 
-    /// The layer and its reader as they were before the layer got `further` features. `None` if
-    /// something else than functions of single elements is between them.
+    /// The layer and its reader as they were before the layer got `further` features. `None` if an
+    /// operation that is not elementwise is between them.
     fn pair(&self, reader: &Layer, further: usize, graph: &Graph) -> Option<Pair> {
         let mut reading = reader.convolution(graph);
+        let is_linear = reader.geometry == ConvGeometry::new([1, 1]);
         let mut is_flattened = false;
         for op in between(graph, self.node, reader.node) {
             match op {
                 NodeOp::Activation(..) | NodeOp::Dropout { .. } => {}
-                NodeOp::Flatten(image) => {
+                // The elements of a vector stay where they are.
+                NodeOp::Flatten(image) if graph.nodes[image.index()].dims.is_vector() => {}
+                NodeOp::Flatten(image) if is_linear => {
                     let input = graph.nodes[image.index()].dims;
                     let geometry = ConvGeometry::new([input.h, input.w]);
                     reading = Convolution { input, geometry, output: [1, 1] };
@@ -90,7 +94,7 @@ impl Layer {
                 _ => return None,
             }
         }
-        reading.input.c -= further;
+        reading.input.c = reading.input.c.checked_sub(further)?;
         let (layer, reader_has_bias) = (self.convolution(graph), reader.bias.is_some());
         Some(Pair { layer, reader: reading, reader_has_bias, is_flattened })
     }
@@ -173,14 +177,23 @@ impl WideLayer {
                 "a layer with a bias, and nothing but activation functions, dropout and flatten \
                  between it and its reader"
             }
+            // Features that are not 0 at 0 change the measured outputs, once for each element of
+            // the kernel.
+            WidthInit::Tiny
+                if !self.is_zero_at_zero
+                    && self.pair.as_ref().is_some_and(|pair| pair.reader.taps() > 1) =>
+            {
+                "no sigmoid or softplus between a layer and a reader with a kernel of several \
+                 elements"
+            }
             _ => return Ok(()),
         };
         let expected = format!("for `{}` {needs}; `zero` and `firefly` suit all", init.name());
         Err(Error::argument("widen", "init", expected, format!("layer `{}`", self.weight)))
     }
 
-    /// The layer and its reader, in the network without the further features, if that is all there
-    /// is between them; [`Self::check`] refuses other layers for [`WidthInit::Tiny`].
+    /// The layer and its reader without the further features. `None` if an operation that is not
+    /// elementwise is between them, which [`Self::check`] refuses for [`WidthInit::Tiny`].
     pub(super) fn pair(&self) -> Option<&Pair> {
         self.pair.as_ref()
     }
@@ -210,8 +223,8 @@ impl WideLayer {
         found
     }
 
-    /// `E[δ hᵀ]` from the gradients of a network with [`Self::unit_vectors`]: one row for each of
-    /// them, the bias last. `rows` returns the gradient of a tensor's further rows.
+    /// `E[δ hᵀ]` from the gradients of a network with [`Self::unit_vectors`]: a row for each unit
+    /// vector; the bias is the last column. `rows` returns the gradient of a tensor's further rows.
     pub(super) fn incoming_gradient(&self, rows: impl Fn(&str) -> Vec<f64>) -> DMatrix<f64> {
         let weight = rows(&self.weight);
         let bias = self.bias.as_deref().map(rows).unwrap_or_default();

@@ -55,10 +55,10 @@ impl Network {
     /// Growth in width: replaces the graph by one with the same layers, some of which have more
     /// features. The network computes the same function, but for rounding with
     /// [`WidthInit::Net2wider`] and [`WidthInit::VarianceTransfer`], and with the latter but for
-    /// the ε of a batch norm. Optimiser state and running statistics are carried over with the
-    /// features; those of new features are as in a new network. Copies have those of their
-    /// originals, with the optimiser's averages scaled by their shares. Alphas stay, metrics are
-    /// reset. Waits for the device: two read-backs.
+    /// the ε of a batch norm. Features that were there keep their optimiser state and running
+    /// statistics; new ones begin as in a new network. With [`WidthInit::Net2wider`] a copy has the
+    /// state of its original, with the averages scaled by its share of the outgoing weights. Alphas
+    /// stay, metrics are reset. Waits for the device: two read-backs.
     ///
     /// # Errors
     /// [`Error::Argument`] if the graph differs in more than features, if an operation that mixes
@@ -121,8 +121,9 @@ impl Network {
                 let (name, squared) = (format!("{name}{suffix}"), *suffix == SQUARES);
                 let old = f32s(&moments, &name);
                 let wide = origin.map_or_else(|| old.to_vec(), |of| of.moments(old, len, squared));
-                // The gradient of a weight that batch norm makes scale-invariant is longer by the
-                // inverse of the factor; an average of gradients is scaled like the weights.
+                // With batch norm the loss does not depend on the scale c of these weights, so
+                // squares of gradients grow by 1/c². The momentum is scaled by c as the weights
+                // are, so that an update keeps its size relative to them.
                 let factor = factor.map(|c| if squared { 1.0 / (c * c) } else { *c });
                 state.insert(name, scaled(wide, factor));
             }

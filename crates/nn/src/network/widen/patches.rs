@@ -5,9 +5,9 @@ use nalgebra::DMatrix;
 use crate::dims::Dims;
 use crate::graph::ConvGeometry;
 
-/// Most positions of an output that are measured for each sample. An image has many, and
-/// neighbours say nearly the same.
-const POSITIONS_MAX: usize = 16;
+/// Number of positions of an output that are measured for each sample, if they suffice. An image
+/// has many positions, and neighbours are nearly the same.
+const POSITIONS: usize = 16;
 
 /// A convolution, or a linear layer: a convolution whose kernel is the whole image.
 #[derive(Clone, Debug)]
@@ -34,12 +34,18 @@ impl Convolution {
         self.input.c * self.taps()
     }
 
-    /// Positions of the output that are measured for a sample: all, or [`POSITIONS_MAX`] that are
-    /// spread evenly and differ from sample to sample: over many samples each has its share.
-    pub(super) fn positions(&self, sample: usize) -> Vec<Position> {
+    /// Number of positions of the output that are measured for each of `samples` samples: enough
+    /// for products of vectors of `len` elements, if a few such batches are measured.
+    pub(super) fn measured(&self, samples: usize, len: usize) -> usize {
+        let wanted = (5 * len).div_ceil(2 * samples.max(1));
+        wanted.max(POSITIONS).min(self.output[0] * self.output[1])
+    }
+
+    /// The `measured` positions of the output that are measured for a sample. They are spread
+    /// evenly and differ from sample to sample: over many samples each position has its share.
+    pub(super) fn positions(&self, sample: usize, measured: usize) -> Vec<Position> {
         let [height, width] = self.output;
         let all = height * width;
-        let measured = all.min(POSITIONS_MAX);
         // Multiples of the golden ratio, modulo 1, are spread evenly for any number of them.
         let offset = (sample as f64 * 0.618_033_988_749_895).fract();
         let at = |i: usize| ((i as f64 + offset) * all as f64 / measured as f64) as usize;
@@ -47,15 +53,9 @@ impl Convolution {
         positions.map(|at| [at / width, at % width]).collect()
     }
 
-    /// Positions of the output, divided by those of them that are measured.
-    pub(super) fn scale(&self) -> f64 {
-        let all = self.output[0] * self.output[1];
-        all as f64 / all.clamp(1, POSITIONS_MAX) as f64
-    }
-
-    /// The position of the input that an element of the kernel meets, for a position of the
-    /// output; `None` in the padding.
-    pub(super) fn met(&self, [row, column]: Position, tap: usize) -> Option<Position> {
+    /// The position of the input that an element of the kernel reads, for a position of the output;
+    /// `None` in the padding.
+    pub(super) fn read(&self, [row, column]: Position, tap: usize) -> Option<Position> {
         let ConvGeometry { kernel, stride, padding, dilation, .. } = self.geometry;
         let along = |at: usize, axis: usize, tap: usize, len: usize| {
             let met = (at * stride[axis] + tap * dilation[axis]).checked_sub(padding[axis])?;
@@ -82,7 +82,7 @@ impl Convolution {
             if column == len {
                 return 1.0;
             }
-            let Some([y, x]) = self.met(position, column % taps) else { return 0.0 };
+            let Some([y, x]) = self.read(position, column % taps) else { return 0.0 };
             f64::from(values[sample * self.input.numel() + (column / taps * h + y) * w + x])
         };
         DMatrix::from_fn(rows.len(), len + usize::from(has_one), element)
@@ -115,10 +115,10 @@ mod tests {
     fn stride_and_dilation_move_the_kernel() {
         let geometry = ConvGeometry::new([2, 1]).stride([1, 2]).dilation([2, 1]).padding([1, 0]);
         let it = image(4, 5, geometry, [4, 3]);
-        assert_eq!(it.met([0, 1], 0), None, "above the image");
-        assert_eq!(it.met([0, 1], 1), Some([1, 2]));
-        assert_eq!(it.met([3, 2], 0), Some([2, 4]));
-        assert_eq!(it.met([3, 2], 1), None, "below the image");
+        assert_eq!(it.read([0, 1], 0), None, "above the image");
+        assert_eq!(it.read([0, 1], 1), Some([1, 2]));
+        assert_eq!(it.read([3, 2], 0), Some([2, 4]));
+        assert_eq!(it.read([3, 2], 1), None, "below the image");
     }
 
     #[test]
@@ -126,14 +126,16 @@ mod tests {
         let it = image(7, 9, ConvGeometry::same(1), [7, 9]);
         let mut seen = vec![0; 63];
         for sample in 0..6300 {
-            let positions = it.positions(sample);
-            assert_eq!((positions.len(), it.scale()), (16, 63.0 / 16.0));
+            let positions = it.positions(sample, it.measured(6300, 19));
+            assert_eq!(positions.len(), 16);
             positions.iter().for_each(|[row, column]| seen[row * 9 + column] += 1);
         }
         // 1,600 each.
         assert!(seen.iter().all(|count| (1595..=1605).contains(count)), "{seen:?}");
         let few = image(4, 4, ConvGeometry::same(3), [4, 4]);
-        let positions = few.positions(5);
-        assert_eq!((positions.len(), positions[5], few.scale()), (16, [1, 1], 1.0));
+        let positions = few.positions(5, few.measured(6300, 19));
+        assert_eq!((positions.len(), positions[5]), (16, [1, 1]));
+        assert_eq!([(8, 19), (1, 19)].map(|(samples, len)| it.measured(samples, len)), [16, 48]);
+        assert_eq!(it.measured(2, 100), 63, "all positions");
     }
 }

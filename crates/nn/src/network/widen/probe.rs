@@ -159,9 +159,8 @@ impl WidthProbe {
     /// - With [`WidthInit::Gradmax`] the gradient ratio of newborn features: the length of the
     ///   gradient of a further feature's incoming weights, divided by the length for a feature that
     ///   is there; both are root mean squares.
-    /// - With [`WidthInit::Tiny`] the natural expansion score Δη/η of the module `tiny`: the fall
-    ///   of the loss that the further features add, as a part of the fall by changes of the
-    ///   reader's weights.
+    /// - With [`WidthInit::Tiny`] the quotient Δη/η, by the formulas in `tiny.rs`: the fall of the
+    ///   loss that further features add, as a part of the fall by changes of the reader's weights.
     ///
     /// # Errors
     /// [`Error::Argument`] for another initialisation; a failed stream.
@@ -235,7 +234,8 @@ impl WidthProbe {
             let factor = amplitude.sqrt();
             self.filled(&(&best.incoming * factor), &(&best.outgoing * factor))
         };
-        let candidates = tiny::AMPLITUDES.iter().map(scaled);
+        let amplitudes = self.activations.iter().flat_map(|of| of.sums.amplitudes());
+        let candidates = amplitudes.map(scaled);
         let candidates: Vec<FurtherFeatures> = std::iter::once(Ok(FurtherFeatures::default()))
             .chain(candidates)
             .collect::<Result<_>>()?;

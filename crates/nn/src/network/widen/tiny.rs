@@ -16,15 +16,16 @@
 //! In convolutions b and v are of a position of the reader's output, h of a position of the
 //! layer's, and E is the mean over samples of the sums over positions of the reader's output. N has
 //! a column for each output and element of the reader's kernel, with the h that this element meets;
-//! S is the mean over the elements. The paper has their sum, which makes features shorter; like it,
-//! this leaves out products of h that different elements meet at once. S, `E[b bᵀ]` and `E[b hᵀ]`
-//! are estimated from some positions of each sample ([`Convolution::positions`]).
+//! S is the mean over the elements of the kernel that are not in the padding. The paper has their
+//! sum, which makes features shorter. Products of the h of different elements are left out, as in
+//! the paper. S, `E[b bᵀ]` and `E[b hᵀ]` are estimated from some positions of each sample
+//! ([`Convolution::positions`]).
 //!
-//! The formula is for features that are their sums of inputs; E[δ hᵀ] is measured through the
-//! activation function, and divided by its derivative at 0. Both sides of a feature
-//! may change their sign, which matters for relu; here the outgoing weight with the largest
-//! absolute value is positive. The lengths of the formula's incoming and outgoing weights of a
-//! feature may differ by orders of magnitude; here both have the same length, with the same
+//! The formula is for features without an activation function; E[δ hᵀ] is measured through the
+//! function, and divided by its derivative at 0. With both incoming and outgoing weights negated a
+//! feature is the same without the function, but not with relu; here the outgoing weight with the
+//! largest absolute value is positive. The lengths of the formula's incoming and outgoing weights
+//! of a feature may differ by orders of magnitude; here both have the same length, with the same
 //! product. A line search of the loss then gives all features together one amplitude.
 //!
 //! # How much they are worth
@@ -35,21 +36,27 @@
 //! ```
 //! η is gᵀF⁻¹g, the natural expansion score of Mitchell, Menzenbach, Kersting, Mundt, "Self
 //! Expanding Neural Networks", 2023 (arXiv 2307.04526), for the weights of the reader, with the
-//! Fisher matrix F = E[b bᵀ] ⊗ I. All inverses leave out directions of hardly any variance.
+//! Fisher matrix F = E[b bᵀ] ⊗ I. All inverses leave out directions of hardly any variance. In
+//! convolutions Δη is with the paper's S, the sum over the elements of the kernel: it is exact if
+//! all of them read the same h, and too small if what they read is independent.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 
 use super::gradmax::{ITERATIONS_MAX, decomposed, largest_squares, rank};
 use super::patches::{Convolution, Position};
 
-/// Factors of `incoming · outgoing` that the line search tries, beside 0.
-pub(super) const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+/// Factors of `incoming · outgoing` that the line search tries for two linear layers, beside 0.
+const AMPLITUDES: [f64; 8] = [0.0625, 0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0];
+
+/// The same for images. A desired change of an output is divided by the number of positions where a
+/// mean over them follows, so that the best factor may be large.
+const IMAGE_AMPLITUDES: [f64; 9] = [0.0625, 0.25, 1.0, 4.0, 16.0, 64.0, 256.0, 1024.0, 4096.0];
 
 /// Eigenvalues of `E[h hᵀ]` and `E[b bᵀ]` below this part of the largest one count as 0: in such
 /// directions there is hardly an activation, and weights would be huge.
 const VARIANCE: f64 = 1e-4;
 
-/// Rows of a matrix of activations, which bound its memory.
+/// Maximum number of rows of a matrix of activations, to limit memory.
 const ROWS: usize = 2048;
 
 /// A layer, and the layer that reads it.
@@ -74,6 +81,10 @@ pub(super) struct Activations {
     /// For each element of the reader's kernel.
     bh: Vec<DMatrix<f64>>,
     samples: usize,
+    /// Number of elements of the kernel, over all measured positions, that are not in the padding,
+    /// and of these positions.
+    read: usize,
+    positions: usize,
 }
 
 impl Activations {
@@ -82,7 +93,8 @@ impl Activations {
         let h = pair.layer.patch_len() + 1;
         let b = pair.reader.patch_len() + usize::from(pair.reader_has_bias);
         let bh = vec![DMatrix::zeros(b, h); pair.reader.taps()];
-        Self { pair, hh: DMatrix::zeros(h, h), bb: DMatrix::zeros(b, b), bh, samples: 0 }
+        let (hh, bb) = (DMatrix::zeros(h, h), DMatrix::zeros(b, b));
+        Self { pair, hh, bb, bh, samples: 0, read: 0, positions: 0 }
     }
 
     /// Adds samples: inputs of the layer, and inputs of its reader, `[samples][channels][rows]
@@ -90,25 +102,41 @@ impl Activations {
     pub(super) fn add(&mut self, layer_inputs: &[f32], reader_inputs: &[f32]) {
         let Pair { layer, reader, reader_has_bias, .. } = &self.pair;
         let samples = layer_inputs.len() / layer.input.numel().max(1);
+        let measured = reader.measured(samples, self.bb.nrows());
+        let scale = (reader.output[0] * reader.output[1]) as f64 / measured.max(1) as f64;
         let of_sample = |sample| {
-            let positions = reader.positions(self.samples + sample).into_iter();
+            let positions = reader.positions(self.samples + sample, measured).into_iter();
             positions.map(move |position| (sample, Some(position)))
         };
         let rows: Vec<(usize, Option<Position>)> = (0..samples).flat_map(of_sample).collect();
-        for rows in rows.chunks(ROWS) {
+        for rows in rows.chunks(ROWS.max(samples)) {
             let b = reader.patches(reader_inputs, rows, *reader_has_bias).transpose();
-            self.bb += &b * b.transpose();
+            self.bb += &b * b.transpose() * scale;
+            self.positions += rows.len();
             for (tap, sum) in self.bh.iter_mut().enumerate() {
                 let met = |(sample, at): &(usize, Option<Position>)| {
-                    (*sample, at.and_then(|at| reader.met(at, tap)))
+                    (*sample, at.and_then(|at| reader.read(at, tap)))
                 };
                 let rows: Vec<_> = rows.iter().map(met).collect();
+                self.read += rows.iter().filter(|(_, at)| at.is_some()).count();
                 let h = layer.patches(layer_inputs, &rows, true);
-                self.hh += h.transpose() * &h;
-                *sum += &b * h;
+                self.hh += h.transpose() * &h * scale;
+                *sum += &b * h * scale;
             }
         }
         self.samples += samples;
+    }
+
+    /// Mean number of elements of the reader's kernel that are not in the padding.
+    fn taps(&self) -> f64 {
+        self.read as f64 / self.positions.max(1) as f64
+    }
+
+    /// Amplitudes that the line search tries, beside 0.
+    pub(super) fn amplitudes(&self) -> &'static [f64] {
+        let reader = &self.pair.reader;
+        let is_linear = reader.taps() == 1 && reader.output == [1, 1];
+        if is_linear { &AMPLITUDES } else { &IMAGE_AMPLITUDES }
     }
 }
 
@@ -157,7 +185,7 @@ pub(super) fn expansion(
     count: usize,
 ) -> Option<[f64; 2]> {
     let Missing { part, now, .. } = Missing::new(seen, m, reader)?;
-    Some([now, largest_squares(part, count)?])
+    Some([now, largest_squares(part, count)? / seen.taps()])
 }
 
 /// The part of the desired change that no change of the reader's weights gives.
@@ -173,22 +201,21 @@ struct Missing {
 impl Missing {
     /// `m` has a row for each outgoing weight, `reader` one for each output.
     fn new(seen: &Activations, m: &DMatrix<f64>, reader: &DMatrix<f64>) -> Option<Self> {
-        // Of the positions of a sample some were measured.
-        let n = seen.pair.reader.scale() / seen.samples.max(1) as f64;
+        let n = 1.0 / seen.samples.max(1) as f64;
         let inverse = power(&seen.bb * n, -1.0)?;
         let change = reader * inverse;
-        let (outputs, taps) = (reader.nrows(), seen.bh.len());
+        let (outputs, elements) = (reader.nrows(), seen.bh.len());
         let mut missing = -m;
         for (tap, bh) in seen.bh.iter().enumerate() {
             let explained = &change * (bh * n);
             for (output, explained) in explained.row_iter().enumerate() {
                 let flat = seen.pair.is_flattened;
-                let at = if flat { tap * outputs + output } else { output * taps + tap };
+                let at = if flat { tap * outputs + output } else { output * elements + tap };
                 let mut row = missing.row_mut(at);
                 row += explained;
             }
         }
-        let root = power(&seen.hh * (n / taps as f64), -0.5)?;
+        let root = power(&seen.hh * (n / seen.taps()), -0.5)?;
         let part = &root * missing.transpose();
         let now = change.component_mul(reader).sum();
         Some(Self { root, part, now })
@@ -300,6 +327,52 @@ mod tests {
         assert!((found[1] - by_features).abs() < 1e-10 * by_features, "{found:?} {by_features}");
         let one = expansion(&seen, &mean(&h), &mean(&b), 1).unwrap()[1];
         assert!(one > 0.0 && one < found[1], "one feature gives a part: {one}");
+    }
+
+    /// A convolution of an image of one pixel is a linear layer, by the centre of its kernel.
+    #[test]
+    fn a_kernel_of_which_one_element_reads_is_a_linear_layer() {
+        let (samples, inputs, read, outputs) = (60, 3, 4, 2);
+        let mut random = Rng::new(9, Purpose::Init, 0, 0);
+        let mut draw = |len| (0..len).map(|_| random.uniform() - 0.5).collect::<Vec<f32>>();
+        let (h, b) = (draw(samples * inputs), draw(samples * read));
+        let mut matrix = |rows, columns| {
+            let values = draw(rows * columns);
+            DMatrix::from_fn(rows, columns, |i, j| f64::from(values[i * columns + j]))
+        };
+        let (m, reader) = (matrix(outputs, inputs + 1), matrix(outputs, read + 1));
+        let mut linear = linear(inputs, read);
+        let mut pair = linear.pair.clone();
+        pair.reader.geometry = ConvGeometry::same(3);
+        let mut kernel = Activations::new(pair);
+        linear.add(&h, &b);
+        kernel.add(&h, &b);
+        // Element 4 of 9 is the centre. The bias of the reader stays the last column.
+        let at_centre = |of: &DMatrix<f64>, rows: usize, columns: usize, element: [usize; 2]| {
+            let mut wide = DMatrix::zeros(of.nrows() * rows, columns);
+            for ((i, j), value) in
+                of.iter().enumerate().map(|(at, x)| ((at % of.nrows(), at / of.nrows()), *x))
+            {
+                let column =
+                    if j + 1 == of.ncols() { columns - 1 } else { j * element[1] + element[0] };
+                wide[(i * rows + if rows > 1 { 4 } else { 0 }, column)] = value;
+            }
+            wide
+        };
+        let wide_m = at_centre(&m, 9, inputs + 1, [0, 1]);
+        let wide_reader = at_centre(&reader, 1, 9 * read + 1, [4, 9]);
+        let found = features(&kernel, &wide_m, &wide_reader, 2).unwrap();
+        let expected = features(&linear, &m, &reader, 2).unwrap();
+        assert!((&found.incoming - &expected.incoming).norm() < 1e-9, "{found:?} {expected:?}");
+        for (i, row) in expected.outgoing.row_iter().enumerate() {
+            assert!((found.outgoing.row(9 * i + 4) - row).norm() < 1e-9);
+        }
+        assert!((found.outgoing.norm() - expected.outgoing.norm()).abs() < 1e-9);
+        let [one, other] = [
+            expansion(&kernel, &wide_m, &wide_reader, 2).unwrap(),
+            expansion(&linear, &m, &reader, 2).unwrap(),
+        ];
+        assert!((one[1] - other[1]).abs() < 1e-9 * other[1], "{one:?} {other:?}");
     }
 
     #[test]
