@@ -64,62 +64,64 @@ fn conv(width: usize) -> Arc<Graph> {
     Arc::new(b.finish(x).unwrap())
 }
 
-/// Two convolutions, the second with a stride and without a bias. All positions of their outputs
-/// are measured.
-pub(crate) fn strided(width: usize) -> Arc<Graph> {
-    let mut b = GraphBuilder::new(Dims { c: 2, h: 4, w: 4 }, SGD);
+/// A convolution `one` of images of two channels, what `then` adds to it, and a classifier.
+fn convolution(
+    size: usize,
+    width: usize,
+    then: fn(&mut GraphBuilder, NodeId) -> NodeId,
+) -> Arc<Graph> {
+    let mut b = GraphBuilder::new(Dims { c: 2, h: size, w: size }, SGD);
     let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
-    let x = b.relu(x);
-    let x = b.conv2d(x, "two", 5, ConvGeometry::same(3).stride([2, 2]), false).unwrap();
-    let x = b.relu(x);
-    let x = b.global_avg_pool(x);
+    let x = then(&mut b, x);
     let x = b.linear(x, "classifier", 3, true, None).unwrap();
     Arc::new(b.finish(x).unwrap())
 }
 
-/// A convolution whose output a linear layer reads.
+/// Two convolutions, the second with a stride and without a bias. All positions of their outputs
+/// are measured.
+pub(crate) fn strided(width: usize) -> Arc<Graph> {
+    convolution(4, width, |b, x| {
+        let x = b.relu(x);
+        let x = b.conv2d(x, "two", 5, ConvGeometry::same(3).stride([2, 2]), false).unwrap();
+        let x = b.relu(x);
+        b.global_avg_pool(x)
+    })
+}
+
+/// A linear layer reads the convolution's output.
 fn flat(width: usize) -> Arc<Graph> {
-    let mut b = GraphBuilder::new(Dims { c: 2, h: 3, w: 3 }, SGD);
-    let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
-    let x = b.flatten(x);
-    let x = b.relu(x);
-    let x = b.linear(x, "two", 5, true, None).unwrap();
-    let x = b.relu(x);
-    let x = b.linear(x, "classifier", 3, true, None).unwrap();
-    Arc::new(b.finish(x).unwrap())
+    convolution(3, width, |b, x| {
+        let x = b.flatten(x);
+        let x = b.relu(x);
+        let x = b.linear(x, "two", 5, true, None).unwrap();
+        b.relu(x)
+    })
 }
 
 /// The reader has a kernel, so flatten does not make it a linear layer.
 fn flat_and_kernel(width: usize) -> Arc<Graph> {
-    let mut b = GraphBuilder::new(Dims { c: 2, h: 3, w: 3 }, SGD);
-    let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
-    let x = b.relu(x);
-    let x = b.flatten(x);
-    let x = b.conv2d(x, "two", 5, ConvGeometry::same(3), true).unwrap();
-    let x = b.linear(x, "classifier", 3, true, None).unwrap();
-    Arc::new(b.finish(x).unwrap())
+    convolution(3, width, |b, x| {
+        let x = b.flatten(x);
+        b.conv2d(x, "two", 5, ConvGeometry::same(3), true).unwrap()
+    })
 }
 
 /// An image is flattened, and the vector once more.
 fn flat_twice(width: usize) -> Arc<Graph> {
-    let mut b = GraphBuilder::new(Dims { c: 2, h: 3, w: 3 }, SGD);
-    let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
-    let x = b.flatten(x);
-    let x = b.relu(x);
-    let x = b.flatten(x);
-    let x = b.linear(x, "two", 3, true, None).unwrap();
-    Arc::new(b.finish(x).unwrap())
+    convolution(3, width, |b, x| {
+        let x = b.flatten(x);
+        let x = b.relu(x);
+        b.flatten(x)
+    })
 }
 
 /// A convolution after softplus, which is not 0 at 0.
 fn softplus(width: usize) -> Arc<Graph> {
-    let mut b = GraphBuilder::new(Dims { c: 2, h: 4, w: 4 }, SGD);
-    let x = b.conv2d(b.input(), "one", width, ConvGeometry::same(3), true).unwrap();
-    let x = b.softplus(x);
-    let x = b.conv2d(x, "two", 5, ConvGeometry::same(3), true).unwrap();
-    let x = b.global_avg_pool(x);
-    let x = b.linear(x, "classifier", 3, true, None).unwrap();
-    Arc::new(b.finish(x).unwrap())
+    convolution(4, width, |b, x| {
+        let x = b.softplus(x);
+        let x = b.conv2d(x, "two", 5, ConvGeometry::same(3), true).unwrap();
+        b.global_avg_pool(x)
+    })
 }
 
 /// The samples of a golden case as two batches.

@@ -37,8 +37,8 @@
 //! η is gᵀF⁻¹g, the natural expansion score of Mitchell, Menzenbach, Kersting, Mundt, "Self
 //! Expanding Neural Networks", 2023 (arXiv 2307.04526), for the weights of the reader, with the
 //! Fisher matrix F = E[b bᵀ] ⊗ I. All inverses leave out directions of hardly any variance. In
-//! convolutions Δη is with the paper's S, the sum over the elements of the kernel: it is exact if
-//! all of them read the same h, and too small if what they read is independent.
+//! convolutions Δη is with the paper's S, the sum over the elements of the kernel: exact if all
+//! elements read the same h, and too small if the h of different elements are independent.
 
 use nalgebra::{DMatrix, SymmetricEigen};
 
