@@ -36,7 +36,7 @@ RUNS = {
     "PPO": f"{LEARN} --host minimal",
     "PPO on two ranks": f"{LEARN} --host minimal --comm threads --ranks 2 --exchange topk:0.1",
     "one host on two ranks": f"{GROW} --host minimal --envs 1 --data-parallel --comm threads --ranks 2 --exchange ok-topk:0.1",
-    "joint modules": f"{GROW} --host minimal --birth joint",
+    "modules aside": f"{GROW} --host minimal --birth aside",
     "wider layers": f"{WIDEN} --host conv1d:4,8",
     "wider layers by gradients": f"{WIDEN} --host mlp:4,4 --width-init tiny --widen-trigger gradient_ratio:0.1",
     "wider layers by PPO": f"{LEARN} --dataset mnist1d --host conv1d:4,8 --policy-form set-widen --widen-by 0.5",

@@ -58,7 +58,7 @@ pub struct TopologyModule {
     /// Name of the blueprint.
     pub blueprint: String,
     /// Place in the network until it is fossilized.
-    #[serde(default, skip_serializing_if = "Birth::is_aside")]
+    #[serde(default = "Birth::aside", skip_serializing_if = "Birth::is_aside")]
     pub birth: Birth,
     /// Blending style.
     pub style: Style,

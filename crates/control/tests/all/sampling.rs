@@ -8,7 +8,7 @@ use meristem_control::{
     observation_len, probabilities, sample_action, write_observation,
 };
 use meristem_device::random::{Purpose, Rng};
-use meristem_grow::{GateInputs, Host, Optimisers, Rules, Stage, StageChange, TopologyKey};
+use meristem_grow::{Birth, GateInputs, Host, Optimisers, Rules, Stage, StageChange, TopologyKey};
 use meristem_nn::Graph;
 use meristem_nn::kernels::ppo::PpoHead;
 use meristem_nn::kernels::sample::{SampleFrom, SampleStep, Sampled, Sampler};
@@ -169,7 +169,8 @@ impl Witness {
             assert!((0.0..=1.0).contains(&alpha), "{alpha}");
             let blended =
                 matches!(slot.stage, Stage::Blending | Stage::Holding | Stage::Fossilized);
-            assert!(blended || alpha == 0.0, "{} at {alpha}", slot.stage);
+            let joint = slot.stage == Stage::Training && host.rules().birth == Birth::Joint;
+            assert!(blended || joint || alpha == 0.0, "{} at {alpha}", slot.stage);
         }
         assert!(host.modules() <= host.rules().max_modules);
         let graphs = &mut self.graphs;
@@ -237,10 +238,11 @@ fn random_legal_actions_never_break_the_lifecycle() {
     assert_eq!(ActionOp::OF_HEAD.len(), ops.len());
 }
 
-/// Rules of an episode; in every other episode a limit that a few modules reach.
+/// Rules of an episode: both births, each without a limit and with one that a few modules reach.
 fn limited(episode: u64) -> Rules {
     let max_parameters = (episode % 2 == 1).then(|| 400 + 40 * (episode % 50));
-    Rules { max_parameters, ..quick() }
+    let birth = Birth::ALL[episode as usize / 2 % 2];
+    Rules { birth, max_parameters, ..quick() }
 }
 
 /// The heads as in a policy step.

@@ -20,7 +20,7 @@ pub struct Rules {
     /// Largest number of multiply-accumulate operations per image, in evaluation, of a host with
     /// its modules: no limit.
     pub max_macs: Option<u64>,
-    /// Place of a new module in the network: aside.
+    /// Place of a new module in the network: joint.
     pub birth: Birth,
     /// Smallest age of a module for pruning: 5 steps.
     pub min_prune_age_steps: u32,
@@ -40,7 +40,7 @@ impl Default for Rules {
             max_modules: 3,
             max_parameters: None,
             max_macs: None,
-            birth: Birth::Aside,
+            birth: Birth::default(),
             min_prune_age_steps: 5,
             embargo_steps: 5,
             resetting_steps: 1,

@@ -18,10 +18,10 @@ pub enum Birth {
     /// Beside the host. In Training the module learns, but the output of the host ignores it. Then
     /// alpha blends the module in. The input of the module is detached until the module is
     /// fossilized.
-    #[default]
     Aside,
     /// In the host, with alpha 1 from Training on and gradients through its input. A new module is
     /// the identity, so the host's function is the same before its first update.
+    #[default]
     Joint,
 }
 
@@ -37,7 +37,12 @@ impl Birth {
         }
     }
 
-    /// Whether this is the default, which files omit.
+    /// The birth of modules in files without one.
+    pub(crate) fn aside() -> Self {
+        Birth::Aside
+    }
+
+    /// Whether it is [`Birth::aside`], which files omit.
     pub(crate) fn is_aside(&self) -> bool {
         *self == Birth::Aside
     }

@@ -8,7 +8,7 @@ use meristem_grow::{
 };
 use meristem_nn::graph::{Dims, GroupId, Init, Node, NodeOp, UnaryFunction};
 
-use crate::common::{CIFAR, grow_to, host};
+use crate::common::{CIFAR, aside, grow_to, host};
 
 const TABLE: [(&str, [usize; 4]); 7] = [
     ("norm", [17, 33, 65, 129]),
@@ -401,7 +401,7 @@ fn the_graph_depends_on_stage_blueprint_and_mode_only() {
         (Stage::Holding, (1, 0, 1)),
         (Stage::Fossilized, (0, 0, 1)),
     ] {
-        let mut host = host("baseline", CIFAR, Rules::default());
+        let mut host = host("baseline", CIFAR, aside());
         grow_to(&mut host, slot, 5, Style::LinearAdd, stage);
         assert_eq!(ops(&host), expected, "{stage}");
         assert_eq!(
@@ -410,7 +410,7 @@ fn the_graph_depends_on_stage_blueprint_and_mode_only() {
             "one alpha per enabled slot"
         );
     }
-    let mut host = host("baseline", CIFAR, Rules::default());
+    let mut host = host("baseline", CIFAR, aside());
     grow_to(&mut host, slot, 5, Style::LinearAdd, Stage::Blending);
     let (key, graph, alpha) =
         (host.topology_key(), host.graph(&Optimisers::default()).unwrap(), host.alphas());

@@ -13,10 +13,10 @@ use meristem_grow::{
 use meristem_nn::{EvalMetrics, HostTensor, Isa, Metrics, Network, NetworkOptions, Score};
 use proptest::prelude::*;
 
-use crate::common::{CIFAR, germination, grow_to};
+use crate::common::{CIFAR, aside, germination, grow_to};
 
 fn rules() -> Rules {
-    Rules { max_modules: 12, ..Rules::default() }
+    Rules { max_modules: 12, ..aside() }
 }
 
 /// A host with `modules` modules in Holding, in slot order.

@@ -4,17 +4,17 @@
 use std::sync::Arc;
 
 use meristem_device::{Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor};
-use meristem_grow::{BlueprintSet, Host, HostSpec, Optimisers, Rules, Stage, Style, TaskShape};
+use meristem_grow::{BlueprintSet, Host, HostSpec, Optimisers, Stage, Style, TaskShape};
 use meristem_nn::{Isa, Metrics, Network, NetworkOptions, StateDict};
 
-use crate::common::{germination, grow_to};
+use crate::common::{aside, germination, grow_to};
 
 const IMAGE: TaskShape = TaskShape { channels: 3, height: 9, width: 6, classes: 5 };
 const BATCH: usize = 5;
 const SLOTS: [&str; 3] = ["r0c0", "r1c0", "r1c1"];
 
 fn host() -> Host {
-    crate::common::host("cnn:channels=8,blocks=2,pools=1", IMAGE, Rules::default())
+    crate::common::host("cnn:channels=8,blocks=2,pools=1", IMAGE, aside())
 }
 
 fn stream() -> Stream {
@@ -104,7 +104,7 @@ fn host_bits(state: &StateDict) -> Bits {
 fn families() -> [(Host, Vec<&'static str>); 2] {
     let spec: HostSpec = "mlp:8,24".parse().unwrap();
     let (slots, set) = (spec.slots().to_vec(), Arc::new(BlueprintSet::vectors()));
-    let vectors = Host::new(spec, IMAGE, &slots, set, Rules::default()).unwrap();
+    let vectors = Host::new(spec, IMAGE, &slots, set, aside()).unwrap();
     [(host(), SLOTS.to_vec()), (vectors, vec!["h0", "h1"])]
 }
 
@@ -223,7 +223,7 @@ fn growth_keeps_weights_and_alpha_keeps_the_graph() {
     let spec: HostSpec = "cnn:channels=8,blocks=2,pools=1".parse().unwrap();
     let set = Arc::new(BlueprintSet::standard());
     let slots = spec.slots().to_vec();
-    let mut host = Host::new(spec, IMAGE, &slots, set, Rules::default()).unwrap();
+    let mut host = Host::new(spec, IMAGE, &slots, set, aside()).unwrap();
     let mut net = Net::new(&host, Isa::detect());
     net.train();
     let bare = net.state();

@@ -1,19 +1,19 @@
 //! The lifecycle: every action in every stage, the duration of stages, gates, and random walks.
 
 use meristem_grow::{
-    AlphaMode, AlphaTarget, BlueprintSet, Comparison, Curve, Gate, GateInputs, Gates,
+    AlphaMode, AlphaTarget, Birth, BlueprintSet, Comparison, Curve, Gate, GateInputs, Gates,
     GradientHealth, Host, LifecycleError, Optimisers, Retarget, Rules, Speed, Stage, StageChange,
     Style,
 };
 use proptest::prelude::*;
 
-use crate::common::{CIFAR, fine, germination, grow_to, host};
+use crate::common::{CIFAR, aside, fine, germination, grow_to, host};
 
 const SLOT: &str = "r0c0";
 
 /// Rules that allow a prune at any age.
 fn ageless() -> Rules {
-    Rules { min_prune_age_steps: 0, gates: Gates::default().quick(), ..Rules::default() }
+    Rules { min_prune_age_steps: 0, gates: Gates::default().quick(), ..aside() }
 }
 
 /// A host whose slot `r0c0` (index 0) is in a stage, with alpha at rest.
@@ -321,7 +321,7 @@ fn gates_pass_exactly_from_their_thresholds_on() {
         ..GateInputs::default()
     };
     let gates = Gates::default();
-    let mut host = host("baseline", CIFAR, Rules::default());
+    let mut host = host("baseline", CIFAR, aside());
     grow_to(&mut host, SLOT, 0, Style::LinearAdd, Stage::Training);
     let passes = |host: &Host, inputs: &GateInputs| {
         gates.evaluate(Gate::Blending, &host.slots()[0], inputs).passed
@@ -389,9 +389,13 @@ fn check(host: &Host) {
             continue;
         };
         match slot.stage {
-            Stage::Germinated | Stage::Training => assert_eq!(alpha, 0.0),
-            Stage::Holding => assert_eq!(alpha, module.alpha.target()),
+            Stage::Germinated => assert_eq!(alpha, 0.0),
             Stage::Fossilized => assert_eq!(alpha, 1.0),
+            Stage::Training | Stage::Holding if module.birth == Birth::Joint => {
+                assert_eq!(alpha, 1.0);
+            }
+            Stage::Training => assert_eq!(alpha, 0.0),
+            Stage::Holding => assert_eq!(alpha, module.alpha.target()),
             _ => {}
         }
         assert!(!module.pruning || slot.stage == Stage::Blending);
@@ -413,8 +417,10 @@ proptest! {
     fn random_walks_stay_within_the_lifecycle(
         moves in prop::collection::vec((0u8..12, 0usize..7, any::<u16>()), 1..120),
         min_age in 0u32..6,
+        birth in prop::sample::select(Birth::ALL.to_vec()),
     ) {
-        let rules = Rules { min_prune_age_steps: min_age, max_modules: 4, ..ageless() };
+        let rules =
+            Rules { birth, min_prune_age_steps: min_age, max_modules: 4, ..ageless() };
         let mut host = host("baseline", CIFAR, rules);
         for (what, slot, bits) in moves {
             let before = host.clone();

@@ -96,6 +96,37 @@ fn a_training_without_spaces_of_its_file_can_be_extended() {
     assert_eq!(lines(&m, "policy-tiny").len(), 2);
 }
 
+/// A training of an earlier build, whose folder has no version of the settings, goes on with the
+/// defaults of version 15.
+#[test]
+fn a_training_keeps_the_defaults_with_which_it_began() {
+    let m = prepared();
+    let request = TINY_POLICY.replace("rounds = 3", "rounds = 2");
+    fs::write(m.path("older.toml"), format!("settings_version = 15\n{request}")).unwrap();
+    m.ok("control train-policy older.toml --quiet");
+    let file = m.path("policy-older/training.json");
+    let began = fs::read_to_string(&file).unwrap();
+    let older = began.replace("  \"settings_version\": 15,\n", "");
+    assert_ne!(older, began);
+    fs::write(&file, older).unwrap();
+    m.ok("control train-policy tiny.toml --run-dir policy-older --quiet");
+    let named = "[settings]\nbirth = \"aside\"\nmodule_lr = \"fixed\"";
+    fs::write(m.path("named.toml"), TINY_POLICY.replace("[settings]", named)).unwrap();
+    m.ok("control train-policy named.toml --quiet");
+    assert_same(&m, "policy-older", "policy-named");
+    m.ok("control train-policy tiny.toml --quiet");
+    assert_ne!(lines(&m, "policy-tiny"), lines(&m, "policy-named"));
+
+    fs::write(m.path("newer.toml"), format!("settings_version = 16\n{TINY_POLICY}")).unwrap();
+    let began = "began with `\"settings_version\": 15,`";
+    m.fails("control train-policy newer.toml --run-dir policy-older --quiet", 2, &[began]);
+    for version in [14, 17] {
+        let text = format!("settings_version = {version}\n{TINY_POLICY}");
+        fs::write(m.path("unknown.toml"), text).unwrap();
+        m.fails("control train-policy unknown.toml --quiet", 2, &["settings_version", "15 to 16"]);
+    }
+}
+
 #[test]
 fn a_training_has_curves_and_a_policy_for_any_host() {
     let m = prepared();

@@ -92,8 +92,27 @@ pub(crate) fn upgrade(layer: &mut ConfigLayer) -> Result<(), BadValue> {
     if !all().iter().filter(always).all(|setting| given.contains(&setting.key)) {
         return Ok(());
     }
-    let before = all().iter().filter_map(|setting| Some((setting.key, setting.before?)));
+    add_values_from_before(layer, 1)
+}
+
+/// Adds to the settings that are given the values that settings newer than `version` have in older
+/// runs.
+///
+/// # Errors
+/// A value from before that its type cannot parse.
+pub(crate) fn add_values_from_before(
+    layer: &mut ConfigLayer,
+    version: u32,
+) -> Result<(), BadValue> {
+    let given = layer.given();
+    let newer = all().iter().filter(|setting| setting.since > version);
+    let before = newer.filter_map(|setting| Some((setting.key, setting.before?)));
     before.filter(|(key, _)| !given.contains(key)).try_for_each(|(key, text)| layer.set(key, text))
+}
+
+/// Version of the settings of this program.
+pub(crate) fn settings_version() -> u32 {
+    all().iter().map(|setting| setting.since).max().unwrap_or_default()
 }
 
 /// The lines of the wanted settings, sorted by key, without newer settings that have their value
@@ -182,8 +201,9 @@ mod tests {
     /// run has the same settings.
     #[test]
     fn a_configuration_of_each_older_version_is_accepted() {
-        let newest = all().iter().map(|setting| setting.since).max().unwrap();
-        for (version, flags) in (1..newest).flat_map(|v| kinds_of_run().map(move |run| (v, run))) {
+        for (version, flags) in
+            (1..settings_version()).flat_map(|v| kinds_of_run().map(move |run| (v, run)))
+        {
             let newer = || all().iter().filter(|setting| setting.since > version);
             let mut then = flags.clone();
             for Setting { key, before, .. } in newer() {

@@ -4,7 +4,7 @@ use meristem_grow::{Host, Optimisers};
 use meristem_nn::graph::{AdamConfig, Graph, LionConfig, MuonConfig, Optimiser, SgdConfig};
 
 use super::table::TrainConfig;
-use super::types::{Hyperparameters, OptimizerKind, ParamGroup, Scaled, number_text};
+use super::types::{Hyperparameters, ModuleLr, OptimizerKind, ParamGroup, Scaled, number_text};
 use crate::error::{Error, Result};
 
 impl TrainConfig {
@@ -59,12 +59,14 @@ impl TrainConfig {
 
     /// Optimisers of the host, and of its modules, with learning rates multiplied by `lr_factor`.
     ///
-    /// A module's optimiser is that of the host without weight decay. With SGD, its learning rate
-    /// and momentum are always those of [`Optimisers::default`].
+    /// A module's optimiser is that of the host without weight decay, except with `module_lr`
+    /// fixed.
     pub(crate) fn optimisers(&self, lr_factor: f64) -> Optimisers {
         let values = self.hyperparameters();
-        let of_module = match self.optimizer {
-            OptimizerKind::Sgd | OptimizerKind::Nesterov => self.optimizer.defaults(),
+        let of_module = match (self.module_lr, self.optimizer) {
+            (ModuleLr::Fixed, OptimizerKind::Sgd | OptimizerKind::Nesterov) => {
+                self.optimizer.defaults()
+            }
             _ => values,
         };
         let module = Hyperparameters { weight_decay: Some(0.0), ..of_module };
@@ -187,6 +189,24 @@ mod tests {
         let plain = config(ConfigLayer::default()).unwrap();
         assert_eq!(plain.optimisers(1.0), Optimisers::default());
         assert_eq!(config(of(OptimizerKind::Sgd)).unwrap().optimisers(1.0), Optimisers::default());
+    }
+
+    #[test]
+    fn modules_have_the_rate_and_momentum_of_the_host_unless_fixed() {
+        let of_modules = |module_lr: Option<ModuleLr>, optimizer: OptimizerKind| {
+            let (lr, momentum) = (Some(Some(0.2)), Some(Some(0.5)));
+            let config = config(ConfigLayer { lr, momentum, module_lr, ..of(optimizer) }).unwrap();
+            match config.optimisers(0.5).module {
+                Optimiser::Sgd(sgd) | Optimiser::Nesterov(sgd) => {
+                    (sgd.lr, sgd.momentum, sgd.weight_decay)
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        for optimizer in [OptimizerKind::Sgd, OptimizerKind::Nesterov] {
+            assert_eq!(of_modules(None, optimizer), (0.1, 0.5, 0.0));
+            assert_eq!(of_modules(Some(ModuleLr::Fixed), optimizer), (0.005, 0.9, 0.0));
+        }
     }
 
     #[test]

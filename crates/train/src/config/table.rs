@@ -29,7 +29,7 @@ use super::default_values::{
 use super::types::{
     Augmentations, BadValue, BatchLimit, BlueprintSource, ByteSize, ClassWeights, ClipNorm,
     CommKind, ControllerKind, ExchangeKind, GrowthLr, GrowthMomentum, HotScopePolicy, LossKind,
-    LrSchedule, Members, Normalize, Numbers, ObservationForm, OptimizerKind, ParamGroups,
+    LrSchedule, Members, ModuleLr, Normalize, Numbers, ObservationForm, OptimizerKind, ParamGroups,
     PlannedChanges, PolicyStart, Preset, Sampler, Scheduler, Space, Switch, TaskKind, Telemetry,
     unknown,
 };
@@ -244,9 +244,14 @@ settings! {
         /// with adamw for other parameters.
         optimizer: OptimizerKind = same(OptimizerKind::Sgd), since(11, "sgd"), of_member(),
             of_learner();
-        /// Learning rate of the host and of its modules. With sgd and nesterov, modules have 0.01.
+        /// Learning rate of the host, and of its modules, see module-lr.
         lr: Option<f32> = absent(optimizer_default("lr")),
             unit("RATE"), real(0.0, 1e6), of_member(), of_learner();
+        /// Learning rate and momentum of modules with optimizer sgd or nesterov. host: those of the
+        /// host. fixed: 0.01 and 0.9, whatever the host has. With other optimisers modules always
+        /// have those of the host.
+        module_lr: ModuleLr = same(ModuleLr::default()), unit("RATE"), since(16, "fixed"),
+            of_member(), of_learner();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.
         lr_schedule: LrSchedule = same(LrSchedule::default()),
@@ -260,7 +265,8 @@ settings! {
         /// used, except with --data-parallel and an exchange other than dense.
         statistics_batches: usize = same(STATISTICS_BATCHES),
             unit("N"), whole(0, 1_000_000), since(5, "0");
-        /// Momentum of the host, with optimizer sgd, nesterov or muon.
+        /// Momentum of the host and of its modules, with optimizer sgd, nesterov or muon; see
+        /// module-lr.
         momentum: Option<f32> = absent(optimizer_default("momentum")),
             unit("M"), real(0.0, 0.999_999), of_member(), of_learner();
         /// Weight decay of the host; modules have none. sgd, nesterov and adam add it to the
@@ -370,7 +376,7 @@ settings! {
         /// Place of a new module in the network. aside: it learns beside the host, and is then
         /// blended in with a detached input. joint: it is part of the host from its first step, as
         /// the identity, and both learn together.
-        birth in rules.birth: Birth, since(13, "aside"), of_member(), of_growth(), of_learner();
+        birth in rules.birth: Birth, since(16, "aside"), of_member(), of_growth(), of_learner();
         /// Initial parameters of further features of a layer. zero: as in a new layer, with
         /// outgoing weights of 0. net2wider: copies of other features, with shares of their
         /// outgoing weights. firefly: as zero, but the best of eight times as many candidates.

@@ -138,7 +138,7 @@ fn every_setting_of_a_group_changes_the_field_of_its_name() {
             (NumberRange::Real(low, high), _) => (high - (high - low) / 64.0).to_string(),
             (NumberRange::Any, "reward") => "sparse".into(),
             (NumberRange::Any, "tempo") => "slow".into(),
-            (NumberRange::Any, "birth") => "joint".into(),
+            (NumberRange::Any, "birth") => "aside".into(),
             (NumberRange::Any, "width_init") => "net2wider".into(),
             (NumberRange::Any, "widen_trigger" | "widen_place") => "orthogonality".into(),
             (NumberRange::Any, "keep_modules") => "all".into(),

@@ -85,10 +85,10 @@ pub const METHODS: [Method; 12] = [
         "the same network, with steps for equal training compute",
     ),
     Method {
-        name: "joint",
-        meaning: "as heuristic, with modules that are part of the host from their first step",
+        name: "aside",
+        meaning: "as heuristic, with modules that learn beside the host before they are blended in",
         way: Way::Controlled("heuristic"),
-        settings: &[("birth", "joint")],
+        settings: &[("birth", "aside")],
     },
     Method {
         name: WIDTH,

@@ -25,8 +25,8 @@ use crate::study::{SEEDS_MAX, compared_run, equal_compute_steps, resolve};
 const FIRST_TUNING_SEED: u64 = 500;
 
 /// Settings that the bench decides, besides the settings of single runs.
-const DECIDED: [&str; 9] =
-    ["dataset", "host", "lr", "param_groups", "seed", "rounds", "init", "start_topology", "preset"];
+const DECIDED: [&str; 8] =
+    ["dataset", "host", "lr", "seed", "rounds", "init", "start_topology", "preset"];
 
 /// Learning rates to choose from with an optimiser other than SGD, as factors of its default rate.
 const RATE_FACTORS: [f32; 4] = [0.3, 1.0, 3.0, 10.0];
@@ -238,16 +238,9 @@ impl TaskPlan {
     /// Settings of the task with those of a method and its learning rate.
     fn with(&self, method: &Method, rate: f32) -> Result<TrainConfig> {
         let mut layer = ConfigLayer { lr: Some(Some(rate)), ..ConfigLayer::default() };
-        // With SGD modules have a rate of their own, unless a group says otherwise.
-        let modules = match self.settings.optimizer {
-            OptimizerKind::Sgd | OptimizerKind::Nesterov => {
-                Some(("param_groups", format!("*: lr={rate}")))
-            }
-            _ => None,
-        };
         let host = (method.way == Way::Large).then(|| ("host", self.task.large.to_string()));
         let own = method.settings.iter().map(|(key, text)| (*key, (*text).to_string()));
-        for (key, text) in modules.into_iter().chain(host).chain(own) {
+        for (key, text) in host.into_iter().chain(own) {
             layer.set(key, &text).map_err(|error| Error::value(key, &text, error))?;
         }
         let mut settings = self.settings.clone();

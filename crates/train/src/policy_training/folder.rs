@@ -45,6 +45,12 @@ struct Counters {
     transitions: u64,
 }
 
+/// The request of the training in a folder; `None` if there is none that can be read.
+pub(super) fn request_in(folder: &Path) -> Option<PolicyTraining> {
+    let text = plain_file::text(&folder.join(REQUEST), REQUEST_BYTES_MAX).ok()??;
+    serde_json::from_str(&text).ok()
+}
+
 /// The open folder of a training, which no other process writes.
 pub(super) struct TrainingFolder {
     path: PathBuf,
@@ -87,6 +93,7 @@ impl TrainingFolder {
         let Ok(began) = serde_json::from_str::<PolicyTraining>(began) else {
             return refuse(format!("its {REQUEST} cannot be read; give another folder"));
         };
+        let began = began.clone().with_version_of(Some(&began));
         if request.rounds < began.rounds {
             return refuse(format!(
                 "it has {} rounds, but {} were requested; give at least as many",

@@ -89,6 +89,7 @@ pub fn train_policy(
 ) -> Result<TrainedPolicy> {
     World::check_alone("one process, without mpirun")?;
     request.check()?;
+    let request = &request.clone().with_version_of(folder::request_in(folder).as_ref());
     let plan = Plan::new(request)?;
     let folder = TrainingFolder::open(folder, request)?;
     let trained = Training::open(&plan, &folder)?.run(observer);

@@ -6,10 +6,12 @@ use meristem_data::Generated;
 use meristem_device::named_file;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ConfigLayer, file};
+use crate::config::{ConfigLayer, add_values_from_before, file, settings_version};
 use crate::error::{Error, Result};
 use crate::settings::{Dimension, ObservationForm, Space};
 
+/// Version of the settings of requests without one in the folder of a training.
+const FIRST_VERSION: u32 = 15;
 /// Limit of the number of rounds.
 const ROUNDS_MAX: usize = 1_000_000;
 /// Limit of the number of envs, as of a run.
@@ -94,6 +96,11 @@ pub struct PolicyTraining {
     /// Number of envs of a task of an evaluation, at most `envs`; `envs` if it is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub evaluation_envs: Option<usize>,
+    /// Version of the settings whose defaults the settings have that are not given here, from 15
+    /// on. If it is missing, a new training has the version of the program; a training goes on with
+    /// the version with which it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings_version: Option<u32>,
     /// Settings of all runs.
     #[serde(default)]
     pub settings: toml::Table,
@@ -240,7 +247,20 @@ impl PolicyTraining {
         };
         file::check_keys(self.settings.keys().map(String::as_str)).map_err(wrong)?;
         let text = toml::to_string(&self.settings).map_err(|error| wrong(error.to_string()))?;
-        toml::from_str(&text).map_err(|error| wrong(error.to_string()))
+        let mut layer = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        if let Some(version) = self.settings_version {
+            add_values_from_before(&mut layer, version)
+                .map_err(|error| wrong(error.to_string()))?;
+        }
+        Ok(layer)
+    }
+
+    /// The request with the version of the settings of `began`, the request with which the training
+    /// began, or of this program for a new training. A version that is given stays.
+    pub(super) fn with_version_of(mut self, began: Option<&Self>) -> Self {
+        let began = began.map(|began| began.settings_version.unwrap_or(FIRST_VERSION));
+        self.settings_version.get_or_insert(began.unwrap_or_else(settings_version));
+        self
     }
 
     /// Checks numbers and keys.
@@ -257,6 +277,13 @@ impl PolicyTraining {
         ] {
             if !(least..=most).contains(&got) {
                 return Err(Error::value(key, got, format!("{least} to {most}")));
+            }
+        }
+        if let Some(version) = self.settings_version {
+            let known = FIRST_VERSION..=settings_version();
+            if !known.contains(&version) {
+                let expected = format!("{} to {}", known.start(), known.end());
+                return Err(Error::value("settings_version", version, expected));
             }
         }
         if !self.envs.is_multiple_of(self.envs_per_member) {

@@ -10,7 +10,7 @@ use meristem_control::{
     WidthScores, apply,
 };
 use meristem_grow::{
-    BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, TaskShape,
+    Birth, BlueprintSet, GateInputs, Gates, GradientHealth, Host, HostSpec, Rules, TaskShape,
 };
 use meristem_nn::PairedLoss;
 
@@ -23,9 +23,9 @@ pub(crate) fn tiny(slots: usize, rules: Rules) -> Host {
     Host::new(spec, image, &slots, set, rules).unwrap()
 }
 
-/// The rules of quick presets.
+/// The gates of quick presets, and modules that learn beside their host.
 pub(crate) fn quick() -> Rules {
-    Rules { gates: Gates::default().quick(), ..Rules::default() }
+    Rules { birth: Birth::Aside, gates: Gates::default().quick(), ..Rules::default() }
 }
 
 /// A heuristic that requires a plateau of one step: a gain below 3 points.

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use meristem_grow::{
-    AlphaTarget, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec, Rules,
-    Stage, Style, TaskShape, Tempo,
+    AlphaTarget, Birth, BlueprintSet, GateInputs, Germination, GradientHealth, Host, HostSpec,
+    Rules, Stage, Style, TaskShape, Tempo,
 };
 
 /// The shape of CIFAR-10.
@@ -16,6 +16,11 @@ pub(crate) fn host(spec: &str, image: TaskShape, rules: Rules) -> Host {
     let spec: HostSpec = spec.parse().unwrap();
     let slots = spec.slots().to_vec();
     Host::new(spec, image, &slots, Arc::new(BlueprintSet::standard()), rules).unwrap()
+}
+
+/// Rules with which new modules learn beside their host.
+pub(crate) fn aside() -> Rules {
+    Rules { birth: Birth::Aside, ..Rules::default() }
 }
 
 /// Measurements that every gate accepts.

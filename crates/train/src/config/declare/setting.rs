@@ -54,7 +54,7 @@ pub struct Setting {
     pub study_default: Option<String>,
     /// Effect.
     pub scope: SettingScope,
-    /// Version of the settings that introduced it.
+    /// Version of the settings that introduced it, or gave it another default.
     pub since: u32,
     /// Value in runs from before that version; `None` if an optional setting has no value there.
     pub before: Option<&'static str>,

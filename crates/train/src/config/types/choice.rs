@@ -94,6 +94,19 @@ pub enum Telemetry {
 
 choice!(Telemetry: "off" => Off, "basic" => Basic, "full" => Full);
 
+/// Learning rate and momentum of modules with SGD.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ModuleLr {
+    /// The host's.
+    #[default]
+    Host,
+    /// 0.01 and 0.9, whatever the host has.
+    Fixed,
+}
+
+choice!(ModuleLr: "host" => Host, "fixed" => Fixed);
+
 /// Schedule of the learning rate over an episode, as a factor of the configured rate. In a warm-up
 /// (setting `lr_warmup`) the factor first rises linearly to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

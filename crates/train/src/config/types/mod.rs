@@ -28,7 +28,7 @@ pub use self::augmentations::Augmentations;
 pub use self::blueprints::BlueprintSource;
 pub use self::changes::{Numbers, PlannedChange, PlannedChanges};
 pub use self::choice::{
-    CommKind, HotScopePolicy, LrSchedule, ObservationForm, Preset, Switch, Telemetry,
+    CommKind, HotScopePolicy, LrSchedule, ModuleLr, ObservationForm, Preset, Switch, Telemetry,
 };
 pub use self::class_weights::ClassWeights;
 pub use self::controller::ControllerKind;
