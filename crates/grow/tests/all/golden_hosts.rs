@@ -6,7 +6,8 @@ use std::sync::Arc;
 use meristem_device::{
     DType, Device, DeviceId, DeviceOptions, MemoryFormat, Owner, Stream, Tensor,
 };
-use meristem_grow::{HostSpec, Optimisers, TaskShape, host_graph};
+use meristem_grow::{HostSpec, TaskShape, host_graph};
+use meristem_nn::graph::SgdConfig;
 use meristem_nn::safetensors::Metadata;
 use meristem_nn::{HostData, Isa, Metrics, Network, NetworkOptions, StateDict};
 
@@ -47,6 +48,9 @@ fn images(stream: &Stream, bytes: &[u8], shape: [usize; 4]) -> Tensor {
     tensor
 }
 
+/// The optimiser of `reference/hosts.py`.
+const SGD: SgdConfig = SgdConfig { lr: 0.01, momentum: 0.9, weight_decay: 5e-4, clip_norm: 1.0 };
+
 fn bytes<'a>(file: &'a StateDict, name: &str) -> &'a [u8] {
     let HostData::U8(bytes) = &file.get(name).unwrap().data else { panic!("{name}") };
     bytes
@@ -58,7 +62,7 @@ fn follow(name: &str, isa: Isa) {
     let &[batches, batch, channels, height, width] = &shape[..] else { panic!("images") };
     let image = TaskShape { channels, height, width, classes: 10 };
     let spec = HostSpec::from_json(&metadata["description"], name).unwrap();
-    let graph = Arc::new(host_graph(&spec, &image, Optimisers::default().host).unwrap());
+    let graph = Arc::new(host_graph(&spec, &image, SGD).unwrap());
     let options = DeviceOptions { threads: 1, ..DeviceOptions::default() };
     let stream = Device::open(DeviceId::Cpu(0), &options).unwrap().stream("env 0");
     let mut network = Network::new(&stream, graph, NetworkOptions::new(1, 0, isa, batch)).unwrap();

@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::declare::{Setting, SettingScope};
 use super::table::{ConfigLayer, TrainConfig, all};
-use super::types::{BadValue, ControllerKind, Preset};
+use super::types::{BadValue, ControllerKind, Member, OptimizerKind, Preset};
 
 /// Settings that results depend on, from a resolved configuration. Runs with equal texts have equal
 /// results on the same data, machine, kinds of devices and precision. The text has the index of
@@ -80,23 +80,44 @@ pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> 
     lost.or_else(|| (written != resolved).then(|| "has other lines".into()))
 }
 
+/// Version that gave SGD another default rate.
+const RATE_VERSION: u32 = 16;
+
+/// Default rate of SGD before [`RATE_VERSION`].
+const EARLIER_RATE: f32 = 0.01;
+
 /// Adds newer settings, with their values from before, to a file that an older run wrote. A file
 /// counts as written by a run if it has every setting of the first version that always has a
 /// value, as only a resolved configuration does.
 ///
 /// # Errors
-/// A value from before that its type cannot parse.
+/// A value from before that its type cannot parse; a member that has the earlier default rate of
+/// SGD, which no file says.
 pub(crate) fn upgrade(layer: &mut ConfigLayer) -> Result<(), BadValue> {
     let given = layer.given();
     let always = |setting: &&Setting| setting.since == 1 && !setting.is_optional();
     if !all().iter().filter(always).all(|setting| given.contains(&setting.key)) {
         return Ok(());
     }
+    let is_sgd = |member: &Member| {
+        let kind = member.get("optimizer").map(str::parse).and_then(Result::ok);
+        kind.or(layer.optimizer).is_none_or(OptimizerKind::is_sgd)
+    };
+    // A run's own rate is always in its file, except if its members have other optimisers.
+    let members = layer.members.iter().flatten().flat_map(|members| members.all());
+    let no_rate = !given.contains(&"module_lr") && layer.lr.flatten().is_none();
+    if no_rate && members.clone().any(|m| is_sgd(m) && m.get("lr").is_none()) {
+        let expected = format!(
+            "a run of this version, or `lr` for each member with sgd or nesterov: it had the \
+             default {EARLIER_RATE}, which is another one now; end the run with the earlier version"
+        );
+        return Err(BadValue::new("members without lr", expected));
+    }
     add_values_from_before(layer, 1)
 }
 
 /// Adds to the settings that are given the values that settings newer than `version` have in older
-/// runs.
+/// runs. The default rate of SGD is [`earlier_rate`].
 ///
 /// # Errors
 /// A value from before that its type cannot parse.
@@ -108,6 +129,11 @@ pub(crate) fn add_values_from_before(
     let newer = all().iter().filter(|setting| setting.since > version);
     let before = newer.filter_map(|setting| Some((setting.key, setting.before?)));
     before.filter(|(key, _)| !given.contains(key)).try_for_each(|(key, text)| layer.set(key, text))
+}
+
+/// The default rate of an optimiser in a version of the settings, if it was another one than now.
+pub(crate) fn earlier_rate(version: u32, optimizer: OptimizerKind) -> Option<f32> {
+    (version < RATE_VERSION && optimizer.is_sgd()).then_some(EARLIER_RATE)
 }
 
 /// Version of the settings of this program.
@@ -223,6 +249,24 @@ mod tests {
             assert_eq!(first_difference(&older, &read.resolved_toml()), None, "{context}");
             assert_eq!(identity(&older), read.identity(), "{context}");
         }
+    }
+
+    /// The file of an earlier version does not have the rate of members with several optimisers.
+    #[test]
+    fn members_with_the_earlier_default_rate_of_sgd_are_refused() {
+        let read = |members: &str, newer: bool| {
+            let members = Some(Some(serde_json::from_str(members).unwrap()));
+            let text = resolve(ConfigLayer { members, ..ConfigLayer::default() }).resolved_toml();
+            let text = if newer { text } else { without(&text, &["module_lr"]) };
+            super::super::file::parse(Path::new("config.toml"), &text)
+        };
+        let both = r#"{"optimizer": ["sgd", "lion"]}"#;
+        assert!(read(both, true).is_ok());
+        let message = read(both, false).unwrap_err().to_string();
+        assert!(message.contains("members without lr") && message.contains("0.01"), "{message}");
+        let given = r#"[{"optimizer": "sgd", "lr": 0.01}, {"optimizer": "lion"}]"#;
+        assert!(read(given, false).is_ok());
+        assert!(read(r#"{"seed": [1, 2]}"#, false).is_ok(), "the file has the rate");
     }
 
     /// An older run has the default of a newer setting, although its files lack it.

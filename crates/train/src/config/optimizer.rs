@@ -63,11 +63,11 @@ impl TrainConfig {
     /// fixed.
     pub(crate) fn optimisers(&self, lr_factor: f64) -> Optimisers {
         let values = self.hyperparameters();
-        let of_module = match (self.module_lr, self.optimizer) {
-            (ModuleLr::Fixed, OptimizerKind::Sgd | OptimizerKind::Nesterov) => {
-                self.optimizer.defaults()
+        let of_module = match self.module_lr {
+            ModuleLr::Fixed if self.optimizer.is_sgd() => {
+                Hyperparameters { lr: Some(0.01), momentum: Some(0.9), ..values }
             }
-            _ => values,
+            ModuleLr::Fixed | ModuleLr::Host => values,
         };
         let module = Hyperparameters { weight_decay: Some(0.0), ..of_module };
         Optimisers {

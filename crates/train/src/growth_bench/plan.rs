@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::hosts::read_host;
 use crate::record::run_folder::write_whole;
 use crate::record::summary::Status;
-use crate::settings::{ControllerKind, OptimizerKind, one_of};
+use crate::settings::{ControllerKind, one_of};
 use crate::study::cell::SEED;
 use crate::study::{SEEDS_MAX, compared_run, equal_compute_steps, resolve};
 
@@ -206,7 +206,7 @@ impl TaskPlan {
         let settings = resolve(own, over)?;
         let rates = match settings.optimizer {
             _ if !request.rates.is_empty() => request.rates.clone(),
-            OptimizerKind::Sgd | OptimizerKind::Nesterov => RATES.to_vec(),
+            sgd if sgd.is_sgd() => RATES.to_vec(),
             other => {
                 let usual = other.defaults().lr.unwrap_or_default();
                 RATE_FACTORS.map(|factor| factor * usual).to_vec()

@@ -45,6 +45,11 @@ pub(crate) struct Hyperparameters {
 }
 
 impl OptimizerKind {
+    /// Whether it is SGD, with any momentum.
+    pub(crate) fn is_sgd(self) -> bool {
+        matches!(self, Self::Sgd | Self::Nesterov)
+    }
+
     /// Default hyperparameters. SGD's are this program's own. Adam's and AdamW's are those of
     /// PyTorch, Lion's those of the program that belongs to its article (arXiv 2302.06675), Muon's
     /// those of Jordan's program (`SingleDeviceMuonWithAuxAdam`,
@@ -61,7 +66,7 @@ impl OptimizerKind {
         };
         match self {
             Self::Sgd | Self::Nesterov => Hyperparameters {
-                lr: Some(0.01),
+                lr: Some(0.1),
                 momentum: Some(0.9),
                 weight_decay: Some(5e-4),
                 beta1: None,
