@@ -48,7 +48,7 @@ def test_a_searcher_chooses_members_as_places_become_free():
     settings = {place["number"]: place["member"] for place in run.leaderboard}
     assert (settings[0], settings[3]) == ("", "lr=0.125; clip_norm=off")
     # As members that were given at the start.
-    members = [{"lr": 0.01}, *(Rates().suggest(member) for member in range(1, 6))]
+    members = [{"lr": 0.1}, *(Rates().suggest(member) for member in range(1, 6))]
     given = meristem.sweep(members=members, **SETTINGS)
     for member in (0, 1, 3, 4):
         assert run.weights(member).read_bytes() == given.weights(member).read_bytes(), member
