@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use meristem::grow::{
-    self, AlphaTarget, BlueprintSet, GateInputs, Gates, Germination, GradientHealth, Host,
+    self, AlphaTarget, Birth, BlueprintSet, GateInputs, Gates, Germination, GradientHealth, Host,
     HostSpec, Rules, SlotName, Stage, Style, Tempo,
 };
 
@@ -45,7 +45,13 @@ pub(super) fn grown(
     let set = Arc::new(BlueprintSet::standard());
     let slots: Vec<SlotName> = modules.iter().map(|module| module.slot.clone()).collect();
     let rules =
-        Rules { max_modules: slots.len(), gates: Gates::default().quick(), ..Rules::default() };
+        // As the peer, `bench/torch_host.py`, whose modules have detached inputs.
+        Rules {
+            birth: Birth::Aside,
+            max_modules: slots.len(),
+            gates: Gates::default().quick(),
+            ..Rules::default()
+        };
     let mut host = Host::new(spec, image_shape(), &slots, Arc::clone(&set), rules)?;
     let passes = GateInputs {
         gradient_health: GradientHealth::from_norms(&[1.0]),

@@ -35,7 +35,7 @@ pub(super) const RANKS_MAX: u64 = 64;
 /// Maximum gradient norm of a host and of each module.
 pub(super) const CLIP_NORM: f32 = 1.0;
 
-/// Default of the hyperparameter `flag` with each optimiser, such as `0.01 with sgd; 0.0001 with
+/// Default of the hyperparameter `flag` with each optimiser, such as `0.1 with sgd; 0.0001 with
 /// lion`.
 pub(super) fn optimizer_default(flag: &str) -> String {
     let of = |kind: OptimizerKind| {

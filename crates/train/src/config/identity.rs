@@ -17,7 +17,7 @@ use super::types::{BadValue, ControllerKind, Member, OptimizerKind, Preset};
 /// run may continue on another kind of device or at another precision. With `data_parallel` the
 /// order depends on the first device alone.
 pub(crate) fn identity(resolved: &str) -> String {
-    let kept = keep(resolved, |setting| setting.scope == SettingScope::Result);
+    let kept = keep_of_whole(resolved, |setting| setting.scope == SettingScope::Result);
     let Ok(mut table) = kept.parse::<Table>() else { return kept };
     table.remove("precision");
     let data_parallel = table.get("data_parallel").and_then(Value::as_bool).unwrap_or(false);
@@ -41,8 +41,8 @@ pub(crate) fn without_length(identity: &str) -> String {
 /// The first difference between two resolved configurations in a setting that results depend on, as
 /// the setting's lines in `began` and in `now`.
 pub(crate) fn changed_result(began: &str, now: &str) -> Option<(String, String)> {
-    let [began, now] =
-        [began, now].map(|text| keep(text, |setting| setting.scope == SettingScope::Result));
+    let [began, now] = [began, now]
+        .map(|text| keep_of_whole(text, |setting| setting.scope == SettingScope::Result));
     changed_line(&began, &now)
 }
 
@@ -68,13 +68,13 @@ pub(crate) fn changed_line(began: &str, now: &str) -> Option<(String, String)> {
 
 /// Settings that all processes of a run share, from a resolved configuration.
 pub(crate) fn in_common(resolved: &str) -> String {
-    keep(resolved, |setting| setting.scope != SettingScope::Process)
+    keep_of_whole(resolved, |setting| setting.scope != SettingScope::Process)
 }
 
 /// Description of the first difference between `written`, the text of a file, and `resolved`, a
 /// resolved configuration. `None` if they have the same settings.
 pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> {
-    let [written, resolved] = [written, resolved].map(|text| keep(text, |_| true));
+    let [written, resolved] = [written, resolved].map(|text| keep_of_whole(text, |_| true));
     let lacks = |line: &&str| !written.lines().any(|other| other == *line);
     let lost = resolved.lines().find(lacks).map(|line| format!("lacks `{line}`"));
     lost.or_else(|| (written != resolved).then(|| "has other lines".into()))
@@ -84,40 +84,28 @@ pub(crate) fn first_difference(written: &str, resolved: &str) -> Option<String> 
 const RATE_VERSION: u32 = 16;
 
 /// Default rate of SGD before [`RATE_VERSION`].
-const EARLIER_RATE: f32 = 0.01;
+const EARLIER_RATE: &str = "0.01";
 
 /// Adds newer settings, with their values from before, to a file that an older run wrote. A file
 /// counts as written by a run if it has every setting of the first version that always has a
 /// value, as only a resolved configuration does.
 ///
 /// # Errors
-/// A value from before that its type cannot parse; a member that has the earlier default rate of
-/// SGD, which no file says.
+/// A value from before that its type cannot parse.
 pub(crate) fn upgrade(layer: &mut ConfigLayer) -> Result<(), BadValue> {
     let given = layer.given();
     let always = |setting: &&Setting| setting.since == 1 && !setting.is_optional();
     if !all().iter().filter(always).all(|setting| given.contains(&setting.key)) {
         return Ok(());
     }
-    let is_sgd = |member: &Member| {
-        let kind = member.get("optimizer").map(str::parse).and_then(Result::ok);
-        kind.or(layer.optimizer).is_none_or(OptimizerKind::is_sgd)
-    };
-    // A run's own rate is always in its file, except if its members have other optimisers.
-    let members = layer.members.iter().flatten().flat_map(|members| members.all());
-    let no_rate = !given.contains(&"module_lr") && layer.lr.flatten().is_none();
-    if no_rate && members.clone().any(|m| is_sgd(m) && m.get("lr").is_none()) {
-        let expected = format!(
-            "a run of this version, or `lr` for each member with sgd or nesterov: it had the \
-             default {EARLIER_RATE}, which is another one now; end the run with the earlier version"
-        );
-        return Err(BadValue::new("members without lr", expected));
+    if !given.contains(&"module_lr") {
+        add_rates_from_before(layer, 1)?;
     }
     add_values_from_before(layer, 1)
 }
 
 /// Adds to the settings that are given the values that settings newer than `version` have in older
-/// runs. The default rate of SGD is [`earlier_rate`].
+/// runs.
 ///
 /// # Errors
 /// A value from before that its type cannot parse.
@@ -131,9 +119,32 @@ pub(crate) fn add_values_from_before(
     before.filter(|(key, _)| !given.contains(key)).try_for_each(|(key, text)| layer.set(key, text))
 }
 
-/// The default rate of an optimiser in a version of the settings, if it was another one than now.
-pub(crate) fn earlier_rate(version: u32, optimizer: OptimizerKind) -> Option<f32> {
-    (version < RATE_VERSION && optimizer.is_sgd()).then_some(EARLIER_RATE)
+/// Gives networks under SGD without a rate the default rate of a version of the settings, if that
+/// was another one than now. A run's file has the rate of the run, except if its members have
+/// several optimisers, which have different defaults.
+///
+/// # Errors
+/// A member with a rate that cannot be read.
+pub(crate) fn add_rates_from_before(layer: &mut ConfigLayer, version: u32) -> Result<(), BadValue> {
+    if version >= RATE_VERSION || layer.lr.flatten().is_some() {
+        return Ok(());
+    }
+    let optimizer = layer.optimizer.unwrap_or_default();
+    match layer.members.iter_mut().flatten().next() {
+        Some(members) => {
+            members.all_mut().iter_mut().try_for_each(|member| add_earlier_rate(member, optimizer))
+        }
+        None if optimizer.is_sgd() => layer.set("lr", EARLIER_RATE),
+        None => Ok(()),
+    }
+}
+
+fn add_earlier_rate(member: &mut Member, optimizer: OptimizerKind) -> Result<(), BadValue> {
+    let own = member.get("optimizer").map(str::parse).and_then(Result::ok);
+    if own.unwrap_or(optimizer).is_sgd() && member.get("lr").is_none() {
+        member.push("lr", EARLIER_RATE)?;
+    }
+    Ok(())
 }
 
 /// Version of the settings of this program.
@@ -144,7 +155,33 @@ pub(crate) fn settings_version() -> u32 {
 /// The lines of the wanted settings, sorted by key, without newer settings that have their value
 /// from before. Text that is not TOML is returned unchanged and equals only itself.
 fn keep(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
-    let Ok(table) = text.parse::<Table>() else { return text.into() };
+    match text.parse() {
+        Ok(table) => keep_in(table, wanted),
+        Err(_) => text.into(),
+    }
+}
+
+/// As [`keep`], for a whole resolved configuration; a member under SGD has the default rate of the
+/// configuration's version.
+fn keep_of_whole(text: &str, wanted: impl Fn(&Setting) -> bool) -> String {
+    let Ok(mut table) = text.parse::<Table>() else { return text.into() };
+    if !["module_lr", "lr"].iter().any(|key| table.contains_key(*key)) {
+        let optimizer = table.get("optimizer").and_then(Value::as_str).map(str::parse);
+        let optimizer = optimizer.and_then(Result::ok).unwrap_or_default();
+        let members = table.get_mut("members").and_then(Value::as_array_mut);
+        for text in members.into_iter().flatten() {
+            let member = text.as_str().map(Member::parse).and_then(Result::ok);
+            let Some(mut member) = member else { continue };
+            // A member that cannot be changed stays as it is, and differs.
+            if add_earlier_rate(&mut member, optimizer).is_ok() {
+                *text = Value::String(member.to_string());
+            }
+        }
+    }
+    keep_in(table, wanted)
+}
+
+fn keep_in(table: Table, wanted: impl Fn(&Setting) -> bool) -> String {
     let before = values_from_before();
     let stays = |key: &str, value: &toml::Value| {
         let setting = all().iter().find(|setting| setting.key == key);
@@ -177,6 +214,7 @@ mod tests {
 
     use meristem_data::order::EpochMode;
     use meristem_nn::Precision;
+    use meristem_nn::graph::Optimiser;
 
     use super::*;
     use crate::config::ConfigLayer;
@@ -253,20 +291,29 @@ mod tests {
 
     /// The file of an earlier version does not have the rate of members with several optimisers.
     #[test]
-    fn members_with_the_earlier_default_rate_of_sgd_are_refused() {
-        let read = |members: &str, newer: bool| {
+    fn members_under_sgd_keep_the_earlier_default_rate() {
+        let of = |members: &str| {
             let members = Some(Some(serde_json::from_str(members).unwrap()));
-            let text = resolve(ConfigLayer { members, ..ConfigLayer::default() }).resolved_toml();
-            let text = if newer { text } else { without(&text, &["module_lr"]) };
-            super::super::file::parse(Path::new("config.toml"), &text)
+            resolve(ConfigLayer { members, ..ConfigLayer::default() })
         };
-        let both = r#"{"optimizer": ["sgd", "lion"]}"#;
-        assert!(read(both, true).is_ok());
-        let message = read(both, false).unwrap_err().to_string();
-        assert!(message.contains("members without lr") && message.contains("0.01"), "{message}");
-        let given = r#"[{"optimizer": "sgd", "lr": 0.01}, {"optimizer": "lion"}]"#;
-        assert!(read(given, false).is_ok());
-        assert!(read(r#"{"seed": [1, 2]}"#, false).is_ok(), "the file has the rate");
+        let rates = |config: &TrainConfig| -> Vec<Optimiser> {
+            config.of_members().iter().map(|member| member.optimisers(1.0).host).collect()
+        };
+        let today = of(r#"{"optimizer": ["sgd", "lion", "nesterov"]}"#).resolved_toml();
+        let older = without(&today, &["module_lr", "birth"]);
+        let read = super::super::file::parse(Path::new("config.toml"), &older).unwrap();
+        let read = resolve(read);
+        let given = of(r#"[{"optimizer": "sgd", "lr": 0.01}, {"optimizer": "lion"},
+            {"optimizer": "nesterov", "lr": 0.01}]"#);
+        assert_eq!(rates(&read), rates(&given));
+        assert_eq!(identity(&older), read.identity());
+        assert_eq!(first_difference(&older, &read.resolved_toml()), None);
+        // The same members of today have another rate.
+        let flags = [("module_lr", "fixed"), ("birth", "aside")];
+        let mut layer: ConfigLayer = toml::from_str(&today).unwrap();
+        flags.iter().for_each(|(key, value)| layer.set(key, value).unwrap());
+        let (began, now) = changed_result(&older, &resolve(layer).resolved_toml()).unwrap();
+        assert!(began.contains("lr=0.01") && !now.contains("lr="), "{began}, {now}");
     }
 
     /// An older run has the default of a newer setting, although its files lack it.

@@ -36,8 +36,8 @@ use meristem_device::{DeviceOptions, Trace};
 
 pub(crate) use self::default_values::{FIRST_STUDY_SEED, STATISTICS_BATCHES};
 pub(crate) use self::identity::{
-    add_values_from_before, changed_line, changed_result, earlier_rate, first_difference, identity,
-    settings_version, values_from_before, without_length,
+    add_rates_from_before, add_values_from_before, changed_line, changed_result, first_difference,
+    identity, settings_version, values_from_before, without_length,
 };
 pub(crate) use self::idle::IdleSetting;
 pub(crate) use self::members::make_portable;

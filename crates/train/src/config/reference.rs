@@ -47,8 +47,8 @@ const COLUMNS: &str = "
   value. *resume*: can be changed with `--resume`. *train*: not for `control eval`.
   *member*: may differ from env to env, see `members`. *learner*: also a setting of
   [learners](learners.md).
-- **Since**: the version of the settings that introduced it. Older run folders use the value in
-  brackets, or else the default.
+- **Since**: the version of the settings that introduced it, or gave it another default. Runs of
+  earlier versions that do not store it have the value in brackets, or else the default.
 ";
 
 /// The page, as Markdown.

@@ -250,7 +250,7 @@ settings! {
         /// Learning rate and momentum of modules with optimizer sgd or nesterov. host: those of the
         /// host. fixed: 0.01 and 0.9, whatever the host has. With other optimisers modules always
         /// have those of the host.
-        module_lr: ModuleLr = same(ModuleLr::default()), unit("RATE"), since(16, "fixed"),
+        module_lr: ModuleLr = same(ModuleLr::default()), unit("RULE"), since(16, "fixed"),
             of_member(), of_learner();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
         /// one-cycle. A module that germinates late joins the schedule at the current step.

@@ -25,8 +25,18 @@ use crate::study::{SEEDS_MAX, compared_run, equal_compute_steps, resolve};
 const FIRST_TUNING_SEED: u64 = 500;
 
 /// Settings that the bench decides, besides the settings of single runs.
-const DECIDED: [&str; 8] =
-    ["dataset", "host", "lr", "seed", "rounds", "init", "start_topology", "preset"];
+const DECIDED: [&str; 10] = [
+    "dataset",
+    "host",
+    "lr",
+    "module_lr",
+    "param_groups",
+    "seed",
+    "rounds",
+    "init",
+    "start_topology",
+    "preset",
+];
 
 /// Learning rates to choose from with an optimiser other than SGD, as factors of its default rate.
 const RATE_FACTORS: [f32; 4] = [0.3, 1.0, 3.0, 10.0];

@@ -6,7 +6,7 @@ use meristem_data::Generated;
 use meristem_device::named_file;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ConfigLayer, add_values_from_before, earlier_rate, file, settings_version};
+use crate::config::{ConfigLayer, add_values_from_before, file, settings_version};
 use crate::error::{Error, Result};
 use crate::settings::{Dimension, ObservationForm, Space};
 
@@ -251,30 +251,8 @@ impl PolicyTraining {
         if let Some(version) = self.settings_version {
             let added = add_values_from_before(&mut layer, version);
             added.map_err(|error| wrong(error.to_string()))?;
-            self.add_earlier_rate(&mut layer, version)?;
         }
         Ok(layer)
-    }
-
-    /// Gives the runs the default rate of an earlier version of the settings, unless they have a
-    /// rate.
-    ///
-    /// # Errors
-    /// [`Error::Value`]: the optimiser is drawn, so that there is no one default.
-    fn add_earlier_rate(&self, layer: &mut ConfigLayer, version: u32) -> Result<()> {
-        let optimizer = layer.optimizer.unwrap_or_default();
-        let Some(rate) = earlier_rate(version, optimizer) else { return Ok(()) };
-        if layer.lr.flatten().is_some() {
-            return Ok(());
-        }
-        let families = self.families.iter().flat_map(|family| [&family.task, &family.members]);
-        let mut spaces = families.chain([&self.task, &self.members]);
-        if spaces.any(|space| space.dimension("optimizer").is_some()) {
-            let expected = "`lr` in `settings`, because each drawn optimizer has another default";
-            return Err(Error::value("settings_version", version, expected));
-        }
-        layer.lr = Some(Some(rate));
-        Ok(())
     }
 
     /// The request with the version of the settings of `began`, the request with which the training
@@ -381,36 +359,10 @@ fn expected_undecided(key: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use meristem_grow::Birth;
-
     use super::*;
-    use crate::settings::ModuleLr;
 
     fn parse(text: &str) -> Result<PolicyTraining> {
         PolicyTraining::parse(Path::new("p.toml"), text)
-    }
-
-    #[test]
-    fn an_earlier_version_has_its_defaults() {
-        let values = |text: &str| {
-            let layer = parse(&format!("rounds = 1\n{text}")).unwrap().layer().unwrap();
-            (layer.lr.flatten(), layer.birth, layer.module_lr)
-        };
-        let earlier = (Some(0.01), Some(Birth::Aside), Some(ModuleLr::Fixed));
-        assert_eq!(values(""), (None, None, None));
-        assert_eq!(values("settings_version = 16"), (None, None, None));
-        assert_eq!(values("settings_version = 15"), earlier);
-        // Values that are given stay, and other optimisers have one default in all versions.
-        let given = "settings_version = 15\n[settings]\nlr = 0.2\nbirth = \"joint\"";
-        let joint = (Some(0.2), Some(Birth::Joint), Some(ModuleLr::Fixed));
-        assert_eq!(values(given), joint);
-        let adam = "settings_version = 15\n[settings]\noptimizer = \"adam\"";
-        assert_eq!(values(adam), (None, earlier.1, earlier.2));
-        // Each drawn optimiser has another default, and a request can have only one.
-        let drawn = "rounds = 1\nsettings_version = 15\n[members]\n\
-                     optimizer = { choice = [\"sgd\", \"lion\"] }";
-        let message = parse(drawn).unwrap_err().to_string();
-        assert!(message.contains("`lr` in `settings`"), "{message}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use meristem_data::{Generated, Source};
 use meristem_device::random::{Purpose, Rng};
 
 use super::request::{PolicyTraining, Use};
-use crate::config::{ConfigLayer, TrainConfig};
+use crate::config::{ConfigLayer, TrainConfig, add_rates_from_before};
 use crate::error::{Error, Result};
 use crate::settings::{ControllerKind, Member, Sampler, Space, Switch, Telemetry};
 
@@ -73,6 +73,10 @@ pub(super) fn draw(
         let named = |error| Error::value("members", "the drawn settings", error);
         layer.members = Some(Some(members.map_err(named)?));
     }
+    if let Some(version) = request.settings_version {
+        let added = add_rates_from_before(&mut layer, version);
+        added.map_err(|error| Error::value("settings_version", version, error))?;
+    }
     TrainConfig::resolve(ConfigLayer::default(), layer)
 }
 
@@ -121,7 +125,11 @@ fn text_of(space: &Space) -> String {
 mod tests {
     use std::path::Path;
 
+    use meristem_grow::Birth;
+    use meristem_nn::graph::Optimiser;
+
     use super::*;
+    use crate::settings::ModuleLr;
 
     const FILE: &str = r#"
         rounds = 4
@@ -156,6 +164,46 @@ mod tests {
         }
         let distinct: std::collections::BTreeSet<u64> = all.iter().map(|c| c.seed).collect();
         assert_eq!(distinct.len(), 40);
+    }
+
+    #[test]
+    fn an_earlier_version_has_its_defaults() {
+        let drawn = |text: &str| {
+            let text = format!("rounds = 1\nenvs = 6\n{text}");
+            let request = PolicyTraining::parse(Path::new("p.toml"), &text).unwrap();
+            draw(&request, Use::Round, 0, ControllerKind::External).unwrap()
+        };
+        let rates = |config: &TrainConfig| -> Vec<(String, f64)> {
+            let rate = |config: &TrainConfig| match config.optimisers(1.0).host {
+                Optimiser::Sgd(sgd) | Optimiser::Nesterov(sgd) => f64::from(sgd.lr),
+                Optimiser::Adam(adam) => f64::from(adam.lr),
+                other => panic!("{other:?}"),
+            };
+            let members = config.of_members();
+            members.iter().map(|m| (m.optimizer.to_string(), rate(m))).collect()
+        };
+        let of = |config: &TrainConfig| (rates(config), config.rules.birth, config.module_lr);
+        let sgd = |rate: f32| vec![("sgd".to_string(), f64::from(rate))];
+        assert_eq!(of(&drawn("")), (sgd(0.1), Birth::Joint, ModuleLr::Host));
+        assert_eq!(of(&drawn("settings_version = 16")), of(&drawn("")));
+        let earlier = (sgd(0.01), Birth::Aside, ModuleLr::Fixed);
+        assert_eq!(of(&drawn("settings_version = 15")), earlier);
+        // Values that are given stay.
+        let given = "settings_version = 15\n[settings]\nlr = 0.2\nbirth = \"joint\"";
+        assert_eq!(of(&drawn(given)), (sgd(0.2), Birth::Joint, ModuleLr::Fixed));
+        // Each member has the default of its optimiser, whatever the setting of all runs.
+        for optimizer in ["sgd", "adam"] {
+            let text = format!(
+                "settings_version = 15\n[settings]\noptimizer = \"{optimizer}\"\n\
+                 [members]\noptimizer = {{ choice = [\"sgd\", \"adam\"] }}"
+            );
+            let rates = rates(&drawn(&text));
+            assert_eq!(rates.len(), 6);
+            for (optimizer, rate) in rates {
+                let expected = if optimizer == "sgd" { 0.01f32 } else { 0.001 };
+                assert_eq!(rate, f64::from(expected), "{optimizer}");
+            }
+        }
     }
 
     #[test]

@@ -34,7 +34,7 @@ class MeristemEstimator(BaseEstimator):  # type: ignore[misc]
         train_share: float = 1.0,
         steps: int = 100,
         batch: int = 32,
-        lr: float = 0.1,
+        lr: float = 0.01,
         lr_schedule: str = "constant",
         momentum: float = 0.9,
         weight_decay: float = 5e-4,

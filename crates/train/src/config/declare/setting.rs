@@ -131,7 +131,8 @@ impl Setting {
         Self { scope, ..self }
     }
 
-    /// The version that introduced the setting, and its value in older runs.
+    /// The version that introduced the setting or gave it another default, and its value in older
+    /// runs that do not store it.
     pub(crate) fn since(self, version: u32, before: impl Into<Option<&'static str>>) -> Self {
         Self { since: version, before: before.into(), ..self }
     }
