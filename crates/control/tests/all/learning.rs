@@ -4,7 +4,7 @@ use meristem_control::{
     Action, ActionContext, Discounts, RewardConfig, RewardMode, RewardState, RewardTerms,
     Trajectories, advantages,
 };
-use meristem_grow::{AlphaTarget, Curve, Gates, Host, Rules, Speed, Stage, Style, Tempo};
+use meristem_grow::{AlphaTarget, Birth, Curve, Gates, Host, Rules, Speed, Stage, Style, Tempo};
 use proptest::prelude::*;
 
 use crate::common::{FakeEnv, quick, tiny, worth};
@@ -93,6 +93,17 @@ fn basic_is_gain_minus_rent() {
     let mut first = Rewarded::new(RewardMode::Basic, quick());
     assert_eq!(first.step(50.0, germinate()).total(), 0.0, "no earlier score, no rent");
     assert_eq!(first.step(f32::NAN, WAIT).total(), 0.0, "the governor's penalty takes its place");
+}
+
+#[test]
+fn a_joint_module_counts_with_all_its_parameters_whatever_its_target() {
+    let rules = Rules { birth: Birth::Joint, ..quick() };
+    let mut it = Rewarded::new(RewardMode::Basic, rules);
+    assert_eq!(it.step(50.0, germinate()).rent, 0.0);
+    let terms = it.step(50.0, Action::Advance { slot: 0 });
+    assert_eq!(it.env.host.slots()[0].stage, Stage::Training);
+    let grown = it.env.host.parameters().unwrap().modules[0] as f64;
+    close(terms.rent, -0.05 * (grown / 200.0).ln_1p());
 }
 
 #[test]
