@@ -12,8 +12,8 @@ pub enum Stage {
     Dormant,
     /// A module is chosen, but does not compute yet.
     Germinated,
-    /// The module trains: as a part of the host, with alpha 1, or with [`Birth::Aside`] without
-    /// changing the host's output (straight-through).
+    /// The module trains: as a part of the host, with alpha 1, or aside
+    /// ([`Birth`](super::Birth)), without changing the host's output (straight-through).
     Training,
     /// Alpha is moving to its target, or has reached it; ADVANCE then leads to Holding.
     Blending,
