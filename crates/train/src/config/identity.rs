@@ -119,12 +119,12 @@ pub(crate) fn add_values_from_before(
     before.filter(|(key, _)| !given.contains(key)).try_for_each(|(key, text)| layer.set(key, text))
 }
 
-/// Gives networks under SGD without a rate the default rate of a version of the settings, if that
+/// Gives networks under SGD without a rate the default rate of a version of the settings, if it
 /// was another one than now. A run's file has the rate of the run, except if its members have
 /// several optimisers, which have different defaults.
 ///
 /// # Errors
-/// A member with a rate that cannot be read.
+/// Never: a member without a rate can get one.
 pub(crate) fn add_rates_from_before(layer: &mut ConfigLayer, version: u32) -> Result<(), BadValue> {
     if version >= RATE_VERSION || layer.lr.flatten().is_some() {
         return Ok(());

@@ -59,8 +59,8 @@ impl TrainConfig {
 
     /// Optimisers of the host, and of its modules, with learning rates multiplied by `lr_factor`.
     ///
-    /// A module's optimiser is that of the host without weight decay, except with `module_lr`
-    /// fixed.
+    /// A module has the optimiser of its host without weight decay. With `module_lr` fixed, SGD has
+    /// the rate .01 and the momentum .9 for modules.
     pub(crate) fn optimisers(&self, lr_factor: f64) -> Optimisers {
         let values = self.hyperparameters();
         let of_module = match self.module_lr {

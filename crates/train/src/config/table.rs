@@ -247,9 +247,9 @@ settings! {
         /// Learning rate of the host, and of its modules, see module-lr.
         lr: Option<f32> = absent(optimizer_default("lr")),
             unit("RATE"), real(0.0, 1e6), of_member(), of_learner();
-        /// Learning rate and momentum of modules with optimizer sgd or nesterov. host: those of the
-        /// host. fixed: 0.01 and 0.9, whatever the host has. With other optimisers modules always
-        /// have those of the host.
+        /// Learning rate and momentum of modules with optimizer sgd or nesterov. host: as the host.
+        /// fixed: 0.01 and 0.9, whatever the host has. With other optimisers modules always have
+        /// the hyperparameters of the host.
         module_lr: ModuleLr = same(ModuleLr::default()), unit("RULE"), since(16, "fixed"),
             of_member(), of_learner();
         /// Schedule of the learning rates of hosts and modules over an episode: constant, cosine or
