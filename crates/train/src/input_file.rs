@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub struct InputFile {
     /// Name of the setting's flag.
     pub setting: String,
-    /// Absolute path of the file.
+    /// Absolute path of the file, or the name of a policy of the program.
     pub path: PathBuf,
     /// CRC-32 of the bytes of the file; of a weights or policy file, of its tensors instead, and of
     /// weights also of the metadata.
@@ -117,17 +117,21 @@ pub(crate) fn check_files(path: &Path, now: &[InputFile], began: &[InputFile]) -
         return Ok(());
     };
     let named = began.path.display();
+    let remedy = if began.path.is_relative() {
+        "use the version of meristem with which the run began".to_string()
+    } else {
+        format!(
+            "put the file back that the run began with, or start a new run with --config \
+             RUN/config.toml and another --run-dir, which takes {named} as it is now"
+        )
+    };
     Err(Error::OtherInput {
         action: "resume",
         path: path.into(),
         input: format!("the contents of {named}, which --{} names", began.setting).into(),
         began: format!("those with checksum {}", began.checksum),
         now: format!("checksum {}", now.checksum),
-        remedy: format!(
-            "put the file back that the run began with, or start a new run with --config \
-             RUN/config.toml and another --run-dir, which takes {named} as it is now"
-        )
-        .into(),
+        remedy: remedy.into(),
     })
 }
 

@@ -68,7 +68,7 @@ pub(super) fn beginning(run: &RunStarted) -> [String; 3] {
 fn policy(start: &PolicyStart) -> String {
     match start {
         PolicyStart::New => " from a new policy".into(),
-        PolicyStart::Shipped => " from the shipped policy".into(),
+        PolicyStart::BuiltIn(policy) => format!(" from the policy `{}`", policy.name()),
         PolicyStart::File(path) => {
             format!(" from the policy in {}", printable(&path.display().to_string()))
         }

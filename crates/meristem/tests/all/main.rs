@@ -4,6 +4,7 @@
 mod bad_input;
 mod bench;
 mod blueprints;
+mod built_in_policies;
 mod check;
 mod common;
 mod control_eval;
@@ -37,7 +38,6 @@ mod resume;
 mod resume_inputs;
 mod run_folders;
 mod runs;
-mod shipped_policy;
 mod study_inputs;
 mod sweep_reports;
 #[cfg(unix)]

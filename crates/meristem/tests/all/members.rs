@@ -135,8 +135,8 @@ fn wrong_members_are_errors_that_leave_no_folder() {
     }
     let odd = format!("{RUN} --run-dir run --members lr=0.1,0.2 --envs 3");
     m.fails(&odd, 2, &["`envs`: got 3", "a multiple of 2"]);
-    let learned = "train --controller ppo --steps 2 --rounds 1 --run-dir run --members \
-                   host=cnn:channels=2,blocks=2|cnn:channels=2";
+    let learned = "train --controller ppo --policy none --steps 2 --rounds 1 --run-dir run \
+                   --members host=cnn:channels=2,blocks=2|cnn:channels=2";
     m.fails(learned, 2, &["`members`", "the same slots"]);
     assert!(!m.path("run").exists());
 }

@@ -187,7 +187,10 @@ fn a_training_has_curves_and_a_policy_for_any_host() {
         &["policy-form", "set, the form of the policy"],
     );
     m.fails(
-        &format!("train {quick} --controller ppo --members host=mlp:4,4|mlp:4 --dataset blobs"),
+        &format!(
+            "train {quick} --controller ppo --policy none --members host=mlp:4,4|mlp:4 \
+             --dataset blobs"
+        ),
         2,
         &["hosts with the same slots", "--policy-form set"],
     );

@@ -217,11 +217,9 @@ fn a_policy_that_widens_is_resumed_to_the_same_bits() {
         2,
         &["policy-form", "set-widen, the form of the policy"],
     );
-    // A file of an earlier version has no such action.
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../train/policies");
-    let older = format!("greedy:{folder}/sets.safetensors");
-    let without = acting(&older, "", "older");
-    let with = acting(&older, "--widen-by 0.5", "older-beside-width");
+    // A policy of the form `set` has no such action.
+    let without = acting("greedy:general", "", "without");
+    let with = acting("greedy:general", "--widen-by 0.5", "with");
     assert_eq!(with.weights, without.weights);
     assert_eq!((widths(&with), widths(&without)), (0, 0));
 }

@@ -109,7 +109,7 @@ impl TrainConfig {
     /// policy, and the setting `policy` if a learning controller is to choose its policy.
     pub(crate) fn starting_from(&self, policy: Option<&PolicyFile>) -> Self {
         let is_open = self.controller == ControllerKind::Ppo && self.policy.is_none();
-        let choice = || if policy.is_some() { PolicyStart::Shipped } else { PolicyStart::New };
+        let choice = || policy.map_or(PolicyStart::New, PolicyFile::start);
         Self {
             policy: if is_open { Some(choice()) } else { self.policy.clone() },
             policy_hidden: policy.map(|policy| policy.hidden).or(self.policy_hidden),

@@ -12,7 +12,7 @@ use meristem_nn::StateDict;
 use meristem_nn::safetensors::{self, Metadata};
 
 use super::table::TrainConfig;
-use super::types::{ObservationForm, PolicyStart};
+use super::types::{BuiltInPolicy, ObservationForm, PolicyStart};
 use crate::error::{Error, Result};
 use crate::input_file::{InputFile, checksum};
 
@@ -31,41 +31,42 @@ pub(crate) struct PolicyFile {
 }
 
 impl PolicyFile {
-    /// Reads the policy that the settings name, if they name one. If they name no policy, no width,
-    /// and no form other than that of the shipped policy, the result is the shipped policy,
-    /// provided that `blueprints` are the standard ones and that it fits a run with `slots` slots.
+    /// Reads the policy that the settings name. If they name no policy and no width, the result is
+    /// a policy of the program: `shipped` if it fits the run, else `general`; or `None` if the
+    /// settings name a form, and no policy of this form fits. `slots` is the number of slots of the
+    /// hosts, if all have the same slots.
     ///
     /// # Errors
     /// [`Error::Value`]: the file is unreadable or has no policy, or its width or form differs from
     /// the requested one.
     pub(crate) fn find(
         config: &TrainConfig,
-        slots: usize,
+        slots: Option<usize>,
         blueprints: &BlueprintSet,
     ) -> Result<Option<Arc<Self>>> {
         let file = match config.policy_start() {
             Some(PolicyStart::New) => return Ok(None),
-            Some(PolicyStart::Shipped) => Self::shipped()?,
+            Some(PolicyStart::BuiltIn(policy)) => Self::built_in(policy)?,
             Some(PolicyStart::File(path)) => Self::read(&path)?,
+            None if config.policy_hidden.is_some() => return Ok(None),
             None => {
-                let shipped = Self::shipped()?;
-                // Other blueprints may have the standard names.
-                let known = *blueprints == BlueprintSet::standard();
-                let form = config.policy_form.is_none_or(|form| form == shipped.form);
-                let usual = known && form && config.policy_hidden.is_none();
-                let fits = usual && shipped.fits(slots, blueprints)?;
-                return Ok(fits.then(|| Arc::new(shipped)));
+                for policy in [BuiltInPolicy::Shipped, BuiltInPolicy::General] {
+                    let file = Self::built_in(policy)?;
+                    let has_form = config.policy_form.is_none_or(|form| form == file.form);
+                    if has_form && file.fits(slots, blueprints)? {
+                        return Ok(Some(Arc::new(file)));
+                    }
+                }
+                return Ok(None);
             }
         };
         if let Some(asked) = config.policy_form.filter(|asked| *asked != file.form) {
-            let expected =
-                format!("{}, the form of the policy in {}", file.form, file.path.display());
+            let expected = format!("{}, the form of {}", file.form, file.described());
             return Err(Error::value("policy-form", asked, expected));
         }
         match config.policy_hidden {
             Some(asked) if asked != file.hidden => {
-                let (hidden, path) = (file.hidden, file.path.display());
-                let expected = format!("{hidden}, the width of the policy in {path}");
+                let expected = format!("{}, the width of {}", file.hidden, file.described());
                 Err(Error::value("policy-hidden", asked, expected))
             }
             _ => Ok(Some(Arc::new(file))),
@@ -77,12 +78,9 @@ impl PolicyFile {
         Self::of_parts(path, loaded.map_err(|error| unfit(path, error.without_path()))?)
     }
 
-    /// The policy that comes with the program; its training is described in
-    /// `crates/train/policies/README.md`.
-    fn shipped() -> Result<Self> {
-        let (path, bytes) =
-            (Path::new("shipped"), include_bytes!("../../policies/shipped.safetensors"));
-        let parsed = safetensors::from_bytes(path, bytes);
+    fn built_in(policy: BuiltInPolicy) -> Result<Self> {
+        let path = Path::new(policy.name());
+        let parsed = safetensors::from_bytes(path, policy.file());
         Self::of_parts(path, parsed.map_err(|error| unfit(path, error.without_path()))?)
     }
 
@@ -103,20 +101,44 @@ impl PolicyFile {
         Ok(Self { path: path.to_owned(), weights, metadata, hidden, form, seeds })
     }
 
-    /// The file with its checksum.
+    /// The setting that names it.
+    pub(crate) fn start(&self) -> PolicyStart {
+        PolicyStart::named(&self.path)
+    }
+
+    /// Whether it comes with the program.
+    pub(crate) fn is_built_in(&self) -> bool {
+        matches!(self.start(), PolicyStart::BuiltIn(_))
+    }
+
+    /// How messages name it.
+    fn described(&self) -> String {
+        let path = self.path.display();
+        if self.is_built_in() {
+            format!("the policy `{path}`")
+        } else {
+            format!("the policy in {path}")
+        }
+    }
+
+    /// The file with its checksum; the path of a policy of the program is its name.
     pub(crate) fn input(&self) -> InputFile {
         let (setting, path) = ("policy".to_string(), self.path.clone());
         InputFile { setting, path, checksum: checksum(&self.weights) }
     }
 
     /// Whether it serves any host, or was trained for `slots` slots and these blueprints.
-    fn fits(&self, slots: usize, blueprints: &BlueprintSet) -> Result<bool> {
+    fn fits(&self, slots: Option<usize>, blueprints: &BlueprintSet) -> Result<bool> {
         if self.form != ObservationForm::Vector {
             return Ok(true);
         }
+        // Other blueprints may have the standard names.
+        if *blueprints != BlueprintSet::standard() {
+            return Ok(false);
+        }
         let domain = policy_domain(&self.metadata).map_err(|error| unfit(&self.path, error))?;
         let names = blueprints.iter().map(|blueprint| &blueprint.name);
-        Ok(domain.slots.len() == slots && names.eq(&domain.blueprints))
+        Ok(slots == Some(domain.slots.len()) && names.eq(&domain.blueprints))
     }
 
     /// Copies the weights into a new policy of the same width. Does not wait for the device.
@@ -149,15 +171,18 @@ mod tests {
 
     /// Blueprints from files may have the standard names.
     #[test]
-    fn the_shipped_policy_is_for_the_standard_blueprints_only() {
-        let controller = Some(ControllerKind::Ppo);
-        let flags = ConfigLayer { controller, ..ConfigLayer::default() };
-        let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
-        let shipped = PolicyFile::shipped().unwrap();
-        let slots = policy_domain(&shipped.metadata).unwrap().slots.len();
-        let found = |set: &BlueprintSet| PolicyFile::find(&config, slots, set).unwrap().is_some();
+    fn the_first_policy_of_the_program_that_fits_is_the_initial_one() {
+        let start = |slots, set: &BlueprintSet, flags| {
+            let flags = ConfigLayer { controller: Some(ControllerKind::Ppo), ..flags };
+            let config = TrainConfig::resolve(ConfigLayer::default(), flags).unwrap();
+            PolicyFile::find(&config, slots, set).unwrap().map(|file| file.path.clone())
+        };
         let standard = BlueprintSet::standard();
-        assert!(found(&standard));
+        let [shipped, general] = ["shipped", "general"].map(|name| Some(PathBuf::from(name)));
+        let usual = ConfigLayer::default;
+        assert_eq!(start(Some(3), &standard, usual()), shipped);
+        assert_eq!(start(Some(2), &standard, usual()), general);
+        assert_eq!(start(None, &standard, usual()), general, "hosts have different slots");
         // Each blueprint gets the layers of the next standard one.
         let others = standard.iter().skip(1).chain(standard.iter().take(1));
         let pairs = standard.iter().zip(others);
@@ -166,7 +191,13 @@ mod tests {
             Blueprint { name, ..(**next).clone() }
         });
         let own = renamed.fold(BlueprintSet::empty(), |set, one| set.with(one).unwrap());
-        assert!(shipped.fits(slots, &own).unwrap(), "the names are the same");
-        assert!(!found(&own));
+        assert_eq!(start(Some(3), &own, usual()), general);
+        let form = |form| ConfigLayer { policy_form: Some(Some(form)), ..usual() };
+        assert_eq!(start(Some(3), &standard, form(ObservationForm::Vector)), shipped);
+        assert_eq!(start(Some(2), &standard, form(ObservationForm::Vector)), None);
+        assert_eq!(start(Some(3), &standard, form(ObservationForm::Set)), general);
+        assert_eq!(start(Some(3), &standard, form(ObservationForm::SetWiden)), None);
+        let width = || ConfigLayer { policy_hidden: Some(Some(64)), ..usual() };
+        assert_eq!(start(Some(3), &standard, width()), None);
     }
 }

@@ -351,8 +351,9 @@ settings! {
     "Growth" {
         /// Controller that decides what grows. heuristic: rules. ppo: a policy that learns from
         /// round to round. ppo:FILE, greedy:FILE: a fixed policy that samples its actions, or takes
-        /// the most probable ones. random: any legal action. fixed:FILE: a script of actions. none:
-        /// nothing grows. Members may have different ones, but no policies.
+        /// the most probable ones; FILE may be general or shipped, see policy. random: any legal
+        /// action. fixed:FILE: a script of actions. none: nothing grows. Members may have different
+        /// ones, but no policies.
         controller: ControllerKind = same(ControllerKind::default()), train_only(), of_member();
         /// Slots that may grow: names (r0c1), prefixes of names (r0, r1), or all.
         slots: Option<Vec<String>> = absent("r0 if the host has such slots, else all"),
@@ -463,11 +464,13 @@ settings! {
             unit("RULE"), since(15, "significant"), of_member(), of_heuristic();
     }
     "Policy" {
-        /// Initial policy of controller ppo. shipped: the policy that comes with the program. none:
-        /// a new policy. Or a policy file. In control eval, --policy adds a policy to the
-        /// comparison.
+        /// Initial policy of controller ppo. general: the policy of the program for any host, which
+        /// learned from many tasks. shipped: the policy of the program for hosts with three slots
+        /// and the standard blueprints, which imitates the heuristic. none: a new policy. Or a
+        /// policy file. In control eval, --policy adds a policy to the comparison.
         policy: Option<PolicyStart> = absent(
-            "shipped if it fits slots and blueprints and policy-hidden is not set, else none"
+            "shipped for three slots and the standard blueprints, else general; none with \
+             policy-hidden, and if policy-form is set to a form that the policy does not have"
         ), unit("POLICY"), since(7, "none"), train_only();
         /// Width of the policy network.
         policy_hidden: Option<usize> = absent_by_preset(

@@ -56,9 +56,7 @@ impl TaskReport {
         write_row(text, &head);
         let _ = writeln!(text, "|---|{}", "---:|".repeat(head.len() - 1));
         self.methods.iter().for_each(|own| write_row(text, &own.row(self.score, &bases)));
-        let notes = self.methods.iter().flat_map(MethodReport::notes);
-        let left_out = self.left_out.iter().map(|(name, why)| format!("{name} is left out: {why}"));
-        let notes: Vec<String> = notes.chain(left_out).collect();
+        let notes: Vec<String> = self.methods.iter().flat_map(MethodReport::notes).collect();
         if !notes.is_empty() {
             text.push('\n');
             for note in notes {
@@ -120,7 +118,12 @@ impl MethodReport {
         }
         if !self.diverged.is_empty() {
             let seeds: Vec<String> = self.diverged.iter().map(u64::to_string).collect();
-            notes.push(format!("{}: training failed with seeds {}", self.method, seeds.join(", ")));
+            notes.push(format!(
+                "{}: no result with seeds {}: its training failed, or the training of a method \
+                 that it needs",
+                self.method,
+                seeds.join(", ")
+            ));
         }
         if self.lr.is_none() && !self.tuning.is_empty() {
             notes.push(format!("{}: training failed with all rates", self.method));

@@ -68,7 +68,11 @@ pub const METHODS: [Method; 12] = [
         "the largest modules in all slots, from the classifier to the input",
     ),
     method(HEURISTIC, Way::Controlled("heuristic"), "the rules of controller heuristic"),
-    method("policy", Way::Controlled("greedy:shipped"), "the policy that comes with the program"),
+    method(
+        "policy",
+        Way::Controlled("greedy:general"),
+        "the policy for any host that comes with the program",
+    ),
     method(
         "random-order",
         Way::Reordered(HEURISTIC),

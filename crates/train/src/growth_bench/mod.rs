@@ -129,7 +129,7 @@ fn save(plan: &Plan<'_>, table: &GrowthTable) -> Result<()> {
 
 /// Position in all runs of a bench.
 struct Progress<'a> {
-    /// Number of runs so far, with those that were left out.
+    /// Number of runs so far, including runs that were skipped.
     number: usize,
     /// Number of all runs.
     of: usize,
@@ -157,7 +157,7 @@ struct TaskBench<'a> {
 }
 
 impl<'a> TaskBench<'a> {
-    /// Loads the data, and checks which methods fit the task.
+    /// Loads the data, and checks that the controllers of the methods fit the task.
     fn open(
         plan: &'a Plan<'a>,
         task: &'a TaskPlan,
@@ -168,26 +168,12 @@ impl<'a> TaskBench<'a> {
         report.score = task_of(cells.info().targets).score();
         report.instruction_set = names.isa.to_string();
         for method in &plan.methods {
-            let checked = task.controlled(method, task.rates[0], 0, PathBuf::new());
-            let checked = checked.map(|run| run.map(|run| cells.check_controller(&run)));
-            match checked? {
-                Some(Err(error)) if task.may_not_fit(method) => {
-                    report.left_out.insert(method.name.into(), error.to_string());
-                }
-                Some(Err(error)) => return Err(error),
-                Some(Ok(_)) | None => report.methods.push(MethodReport::new(method.name)),
+            if let Some(run) = task.controlled(method, task.rates[0], 0, PathBuf::new())? {
+                cells.check_controller(&run)?;
             }
+            report.methods.push(MethodReport::new(method.name));
         }
         Ok(Self { plan, task, cells, report, best: BTreeMap::new() })
-    }
-
-    /// Methods that fit, in order, with their places in the report.
-    fn methods(&self) -> impl Iterator<Item = (usize, &'static Method)> + use<> {
-        let names: Vec<String> = self.report.methods.iter().map(|own| own.method.clone()).collect();
-        names
-            .into_iter()
-            .enumerate()
-            .filter_map(|(place, name)| Some((place, method::named(&name)?)))
     }
 
     /// Chooses the rates, and trains on the seeds of the table. Returns whether it was stopped.
@@ -199,13 +185,13 @@ impl<'a> TaskBench<'a> {
     ) -> Result<bool> {
         let runs = self.plan.runs_of(self.task);
         let end = progress.number + self.plan.methods.len() * runs;
-        for (place, method) in self.methods() {
+        for (place, method) in self.plan.methods.iter().copied().enumerate() {
             if self.tune(place, method, progress)? {
                 return Ok(true);
             }
         }
         for seed in self.plan.seeds() {
-            for (place, method) in self.methods() {
+            for (place, method) in self.plan.methods.iter().copied().enumerate() {
                 let Some(rate) = self.report.methods[place].lr else { continue };
                 match self.train(method, rate, seed, progress)? {
                     Outcome::Completed(run) => {
@@ -319,7 +305,6 @@ impl TaskReport {
             envs,
             score: ScoreKind::default(),
             instruction_set: String::new(),
-            left_out: BTreeMap::new(),
             methods: vec![],
         }
     }

@@ -230,12 +230,6 @@ impl TaskPlan {
         self.rates.len() > 1
     }
 
-    /// Whether the method has a policy, which does not fit every host.
-    pub(super) fn may_not_fit(&self, method: &Method) -> bool {
-        let Way::Controlled(name) = method.way else { return false };
-        name.parse().is_ok_and(|controller: ControllerKind| controller.is_policy())
-    }
-
     /// Folder of all runs with a seed.
     fn seed_folder(&self, seed: u64) -> PathBuf {
         self.folder.join(format!("{SEED}{seed}"))

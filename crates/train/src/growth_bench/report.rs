@@ -53,8 +53,6 @@ pub struct TaskReport {
     pub score: ScoreKind,
     /// Instruction set of the kernels, on which the bits of results depend.
     pub instruction_set: String,
-    /// Methods that do not fit the task, each with the reason.
-    pub left_out: BTreeMap<String, String>,
     /// Results in the order of the methods.
     pub methods: Vec<MethodReport>,
 }

@@ -166,7 +166,7 @@ impl ResolvedNames {
         let mut names = Self::resolve(config, others, Hosts::Fresh)?;
         let relocated = others.moved.map(|moved| config.moved(moved));
         let readable = relocated.as_ref().unwrap_or(config);
-        let slots = names.members.first().map_or(0, |member| member.slots.len());
+        let slots = common_slots(&names.members).map(<[SlotName]>::len);
         let policy = PolicyFile::find(readable, slots, &names.blueprints.set)?;
         let config = config.starting_from(policy.as_deref());
         for member in &mut names.members {
@@ -243,8 +243,9 @@ impl ResolvedNames {
     /// As [`InputFile::with_absolute_path`].
     pub(crate) fn input_files(&self) -> Result<Vec<InputFile>> {
         let mut files = self.files()?;
-        for policy in self.policy.iter().map(|policy| policy.input()) {
-            files.push(self.as_it_began(policy)?);
+        if let Some(policy) = &self.policy {
+            let input = policy.input();
+            files.push(if policy.is_built_in() { input } else { self.as_it_began(input)? });
         }
         Ok(files)
     }
@@ -308,6 +309,12 @@ impl ResolvedNames {
         let (policy, moved) = (None, others.moved.cloned());
         Ok(Self { devices, spec, isa, members, starts, blueprints, policy, read, moved })
     }
+}
+
+/// The slots of all members, if they have the same ones.
+fn common_slots(members: &[ResolvedMember]) -> Option<&[SlotName]> {
+    let [first, others @ ..] = members else { return None };
+    others.iter().all(|other| other.slots == first.slots).then_some(&first.slots)
 }
 
 /// Checks that a controller that knows slots by their number gets the same slots from all members.

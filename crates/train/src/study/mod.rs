@@ -183,8 +183,9 @@ pub(crate) fn compared_run(
     let settings = settings.clone();
     let from_file = matches!(controller, ControllerKind::Policy(_) | ControllerKind::Greedy(_));
     let config = TrainConfig {
-        // A policy from a file has its own width.
+        // A policy from a file has its own width and form.
         policy_hidden: settings.policy_hidden.filter(|_| !from_file),
+        policy_form: settings.policy_form.filter(|_| !from_file),
         controller,
         // A policy that learns in a comparison is a new one.
         policy: Some(PolicyStart::New),

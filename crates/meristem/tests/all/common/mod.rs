@@ -153,7 +153,10 @@ pub(crate) fn assert_documented(title: &str, value: &Value) {
             match key.as_str() {
                 // The keys are names of owners.
                 "owners" => left.extend(value.as_object().and_then(|all| all.values().next())),
-                "policy" => assert_documented("### policy_updated", value),
+                // The growth bench has a method of this name.
+                "policy" if title != "## growth.json" => {
+                    assert_documented("### policy_updated", value);
+                }
                 // Documented under the runs of a comparison.
                 "dataset" | "training" => assert_documented("## summary.json", value),
                 _ => left.push(value),

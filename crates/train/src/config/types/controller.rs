@@ -20,10 +20,11 @@ pub enum ControllerKind {
     /// A policy that learns by PPO from round to round.
     Ppo,
     /// A policy from a file that samples its actions and does not learn. Text form: `ppo:FILE`;
-    /// `ppo:shipped` is the policy that comes with the program.
+    /// `ppo:general` and `ppo:shipped` are policies that come with the program.
     Policy(PathBuf),
     /// A policy from a file that takes the most probable action and does not learn. Text form:
-    /// `greedy:FILE`; `greedy:shipped` is the policy that comes with the program.
+    /// `greedy:FILE`; `greedy:general` and `greedy:shipped` are policies that come with the
+    /// program.
     Greedy(PathBuf),
     /// A uniformly random legal action.
     Random,
@@ -58,11 +59,11 @@ impl ControllerKind {
     /// The controllers with a file.
     const WITH_FILE: [fn(PathBuf) -> Self; 3] = [Self::Policy, Self::Greedy, Self::Fixed];
 
-    /// The path of its file, if it has one; the shipped policy has none.
+    /// The path of its file, if it has one; a policy that comes with the program has none.
     pub(crate) fn path_mut(&mut self) -> Option<&mut PathBuf> {
         match self {
             Self::Policy(path) | Self::Greedy(path)
-                if PolicyStart::named(path) == PolicyStart::Shipped =>
+                if matches!(PolicyStart::named(path), PolicyStart::BuiltIn(_)) =>
             {
                 None
             }

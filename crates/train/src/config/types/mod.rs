@@ -41,7 +41,7 @@ pub use self::normalize::Normalize;
 pub use self::optimizer::OptimizerKind;
 pub(crate) use self::optimizer::{Hyperparameters, number_text};
 pub use self::param_groups::{ParamGroup, ParamGroups, Scaled};
-pub use self::policy_start::PolicyStart;
+pub use self::policy_start::{BuiltInPolicy, PolicyStart};
 pub use self::sampler::Sampler;
 pub use self::scheduler::Scheduler;
 pub use self::space::{Dimension, Space};

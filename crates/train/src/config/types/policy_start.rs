@@ -9,11 +9,40 @@ use serde::{Deserialize, Serialize};
 use crate::config::text::{BadValue, serde_as_text};
 use crate::config::value::value_as_text;
 
-/// Text form of the policy that comes with the program, in every setting that names a policy.
-const SHIPPED: &str = "shipped";
-
 /// Description of the accepted values.
-const KIND: &str = "shipped, none, or the path of a policy file";
+const KIND: &str = "general, shipped, none, or the path of a policy file";
+
+/// A policy that comes with the program. Its training is described in
+/// `crates/train/policies/README.md`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BuiltInPolicy {
+    /// A policy of the form `set` for any host, which learned from many tasks. Text form:
+    /// `general`.
+    General,
+    /// A policy of the form `vector` for hosts with three slots and the standard blueprints, which
+    /// imitates the heuristic. Text form: `shipped`.
+    Shipped,
+}
+
+impl BuiltInPolicy {
+    const ALL: [Self; 2] = [Self::General, Self::Shipped];
+
+    /// Text form, in every setting that names a policy.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::General => "general",
+            Self::Shipped => "shipped",
+        }
+    }
+
+    /// The bytes of its safetensors file.
+    pub(crate) fn file(self) -> &'static [u8] {
+        match self {
+            Self::General => include_bytes!("../../../policies/general.safetensors"),
+            Self::Shipped => include_bytes!("../../../policies/shipped.safetensors"),
+        }
+    }
+}
 
 /// Policy that a run starts from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,8 +50,8 @@ const KIND: &str = "shipped, none, or the path of a policy file";
 pub enum PolicyStart {
     /// A new policy. Text form: `none`.
     New,
-    /// The policy that comes with the program. Text form: `shipped`.
-    Shipped,
+    /// A policy that comes with the program. Text form: its name.
+    BuiltIn(BuiltInPolicy),
     /// The policy in a file. Text form: the path.
     File(PathBuf),
 }
@@ -30,7 +59,8 @@ pub enum PolicyStart {
 impl PolicyStart {
     /// The policy that a controller such as `greedy:FILE` names.
     pub(crate) fn named(file: &Path) -> Self {
-        if file == Path::new(SHIPPED) { Self::Shipped } else { Self::File(file.into()) }
+        let known = BuiltInPolicy::ALL.into_iter().find(|one| file == Path::new(one.name()));
+        known.map_or_else(|| Self::File(file.into()), Self::BuiltIn)
     }
 }
 
@@ -49,7 +79,7 @@ impl fmt::Display for PolicyStart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New => f.write_str("none"),
-            Self::Shipped => f.write_str(SHIPPED),
+            Self::BuiltIn(policy) => f.write_str(policy.name()),
             Self::File(path) => path.display().fmt(f),
         }
     }
